@@ -1,0 +1,2 @@
+//! The one program of InferCluster.
+fn main() {}

@@ -1,0 +1,120 @@
+//! Fitted parameters of the cost model, per device type and precision, with their origin and residuals.
+//!
+//! A closed form gives every operator a time; a calibration holds the numbers in those forms. What stands
+//! here is data: the forms themselves are in `infercluster-sim`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::LinkKind;
+use crate::json::Document;
+use crate::model::Dtype;
+use crate::operator::Provenance;
+
+/// Everything fitted so far.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Calibration {
+    /// Per device type of the cluster.
+    pub devices: BTreeMap<String, DeviceCalibration>,
+    /// Per kind of link.
+    pub links: BTreeMap<LinkKind, LinkFit>,
+}
+
+impl Document for Calibration {
+    const SCHEMA: &'static str = "infercluster-calibration/1";
+}
+
+/// Parameters of one device type.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeviceCalibration {
+    /// Where they come from.
+    pub provenance: Provenance,
+    /// GEMM by weight dtype.
+    pub gemm: BTreeMap<Dtype, RooflineFit>,
+    /// Prefill attention by cache dtype.
+    pub attention_prefill: BTreeMap<Dtype, RooflineFit>,
+    /// Decode attention by cache dtype.
+    pub attention_decode: BTreeMap<Dtype, DecodeFit>,
+    /// Memory traffic of norms, rotations, activations and copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<AffineFit>,
+    /// Host time of a step, by sequences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_step: Option<AffineFit>,
+    /// How far the fits are from what was measured.
+    pub residuals: Vec<Residual>,
+}
+
+/// `floor + smooth max(flops / flops_per_s, bytes / bytes_per_s)`; the smooth maximum of a and b is
+/// `(a^p + b^p)^(1/p)`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RooflineFit {
+    /// Launch floor, seconds.
+    pub floor_s: f64,
+    /// Reached compute rate, FLOP/s.
+    pub flops_per_s: f64,
+    /// Reached memory rate, byte/s.
+    pub bytes_per_s: f64,
+    /// Rows of M at which half of the compute rate is reached; 0 where small M costs nothing extra.
+    pub half_rate_m: f64,
+    /// Sharpness p of the smooth maximum, at least 1.
+    pub sharpness: f64,
+}
+
+/// `floor + kv_bytes / bytes_per_s + per_pair x sequences x kv_heads + flops / flops_per_s`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeFit {
+    /// Launch floor, seconds.
+    pub floor_s: f64,
+    /// Reached KV read rate, byte/s.
+    pub bytes_per_s: f64,
+    /// Seconds per (sequence, KV head).
+    pub per_pair_s: f64,
+    /// Reached compute rate, FLOP/s.
+    pub flops_per_s: f64,
+}
+
+/// `floor + x / per_s`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AffineFit {
+    /// Seconds at nothing.
+    pub floor_s: f64,
+    /// Units a second.
+    pub per_s: f64,
+}
+
+/// Alpha-beta cost of one message over a kind of link.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkFit {
+    /// Where it comes from.
+    pub provenance: Provenance,
+    /// Latency, seconds.
+    pub alpha_s: f64,
+    /// Rate, byte/s.
+    pub bytes_per_s: f64,
+}
+
+/// Quality of one fit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Residual {
+    /// Which operator.
+    pub operator: String,
+    /// Which dtype.
+    pub dtype: Dtype,
+    /// Rows that went into the fit.
+    pub rows: u32,
+    /// Median of |predicted - measured| / measured.
+    pub median_error: f64,
+    /// 90th percentile of the same.
+    pub p90_error: f64,
+    /// Median of (predicted - measured) / measured.
+    pub bias: f64,
+}

@@ -1,0 +1,3 @@
+//! Discrete-event simulator, cost model and calibration fit.
+
+pub mod cost;
