@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::LinkKind;
 use crate::json::Document;
 use crate::model::Dtype;
-use crate::operator::Provenance;
+use crate::operator::{Provenance, SegmentKind};
 
 /// Everything fitted so far.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -44,12 +44,29 @@ pub struct DeviceCalibration {
     /// Host time of a step, by sequences.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_step: Option<AffineFit>,
+    /// What whole steps showed beyond single operators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<StepFit>,
     /// How far the fits are from what was measured.
     pub residuals: Vec<Residual>,
 }
 
-/// `floor + smooth max(flops / flops_per_s, bytes / bytes_per_s)`; the smooth maximum of a and b is
-/// `(a^p + b^p)^(1/p)`.
+/// Corrections that only whole steps show: operators timed alone run with warm caches and without
+/// neighbours. A segment lasts `segment_floor_s + scale[kind] x (sum of its operators)`, times
+/// `neighbour_slowdown` where the layout seats another device on the same node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepFit {
+    /// Seconds of every segment beyond its operators.
+    pub segment_floor_s: f64,
+    /// Factor on the operators of a kind of segment; 1 where a kind is absent.
+    pub scale: BTreeMap<SegmentKind, f64>,
+    /// Factor on a device that shares its node, at least 1.
+    pub neighbour_slowdown: f64,
+}
+
+/// `floor_s + smooth max(flops / (flops_per_s x eff), bytes / bytes_per_s)` in seconds; the smooth maximum of
+/// a and b is `(a^p + b^p)^(1/p)`, and `eff = m / (m + half_rate_m)`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RooflineFit {
@@ -59,13 +76,13 @@ pub struct RooflineFit {
     pub flops_per_s: f64,
     /// Reached memory rate, byte/s.
     pub bytes_per_s: f64,
-    /// Rows of M at which half of the compute rate is reached; 0 where small M costs nothing extra.
+    /// Tokens m at which half of the compute rate is reached; 0 where small m costs nothing extra.
     pub half_rate_m: f64,
     /// Sharpness p of the smooth maximum, at least 1.
     pub sharpness: f64,
 }
 
-/// `floor + kv_bytes / bytes_per_s + per_pair x sequences x kv_heads + flops / flops_per_s`.
+/// `floor_s + kv_bytes / bytes_per_s + per_pair_s x sequences x kv_heads + flops / flops_per_s` in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecodeFit {
@@ -79,7 +96,7 @@ pub struct DecodeFit {
     pub flops_per_s: f64,
 }
 
-/// `floor + x / per_s`.
+/// `floor_s + x / per_s` in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AffineFit {
@@ -89,7 +106,8 @@ pub struct AffineFit {
     pub per_s: f64,
 }
 
-/// Alpha-beta cost of one message over a kind of link.
+/// Alpha-beta cost of one message over a kind of link: `alpha_s + bytes / bytes_per_s` in seconds. Where a link
+/// states its own rate, the smaller of the two holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkFit {

@@ -37,7 +37,7 @@ pub use json::Document;
 pub use layout::Layout;
 pub use migration::MigrationPlan;
 pub use model::{Dtype, Model};
-pub use operator::{Measurement, Operator, Profile};
+pub use operator::{BatchShape, Measurement, Operator, Profile, SegmentKind, StepRecord, StepRun};
 pub use range::IndexRange;
 pub use report::Report;
 pub use trace::{Request, Trace};
