@@ -1,1 +1,8 @@
-//! Under construction.
+//! Searches layouts and migration schedules.
+//!
+//! Start at [`proportional`] for layouts written by hand as proportions.
+
+#[cfg(test)]
+mod fixtures;
+pub mod proportional;
+pub mod proportions;
