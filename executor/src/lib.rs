@@ -3,5 +3,7 @@
 //! Knows neither the simulator nor the planner: it takes a `Layout` or a `MigrationPlan` and checks it again.
 
 pub mod backend;
+pub mod clock;
 pub mod comm;
 pub mod step;
+pub mod wire;

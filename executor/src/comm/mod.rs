@@ -1,8 +1,16 @@
 //! Collectives of one tensor-parallel group.
 
+mod exchange;
+mod solo;
+mod tcp;
+
+pub use solo::Solo;
+pub use tcp::{TcpCommunicator, TensorLink};
+
 use infercluster_spec::Rank;
 
 use crate::backend::Backend;
+use crate::wire::WireError;
 
 /// Why a collective did not end.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +46,41 @@ pub enum CommError {
         /// Which collective.
         what: &'static str,
     },
+    /// A peer is at another collective: the ranks did not issue the same calls.
+    #[error("{peer} is at exchange {found} where this rank is at {expected} in {what}")]
+    OutOfStep {
+        /// Who.
+        peer: Rank,
+        /// Which collective.
+        what: &'static str,
+        /// The peer's number.
+        found: u32,
+        /// This rank's number.
+        expected: u32,
+    },
+    /// A peer's frame cannot be used, or a tensor is too large for a frame.
+    #[error("{peer} in {what}: {source}")]
+    Damaged {
+        /// Who.
+        peer: Rank,
+        /// Which collective.
+        what: &'static str,
+        /// What is wrong.
+        source: WireError,
+    },
+}
+
+impl CommError {
+    /// The peer that the error is about.
+    pub fn peer(&self) -> Rank {
+        match self {
+            Self::Silent { peer, .. }
+            | Self::Closed { peer, .. }
+            | Self::Mismatch { peer, .. }
+            | Self::OutOfStep { peer, .. }
+            | Self::Damaged { peer, .. } => *peer,
+        }
+    }
 }
 
 /// One rank's end of a tensor-parallel group. Every rank issues the same calls in the same order.
@@ -60,3 +103,6 @@ pub trait Communicator<B: Backend>: Send {
     /// Sum of the first `len` elements over ranks, added in rank order, the same bits on every rank.
     fn all_reduce(&mut self, data: &mut B::Buffer, len: usize) -> Result<(), CommError>;
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Control messages between coordinator and worker.
+//!
+//! Everything that changes a worker carries (term, epoch); a worker refuses lower ones. Documents travel as
+//! their JSON text, since it is the one form that every version can read and name the fault in.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use infercluster_spec::json::{self, Document, DocumentError};
+use infercluster_spec::{Epoch, GpuId, SequenceId, StepId, Term};
+use serde::{Deserialize, Serialize};
+
+use crate::step::StepDescriptor;
+
+/// A document as JSON text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentText(String);
+
+impl DocumentText {
+    /// Writes a document.
+    pub fn of<T: Document>(document: &T) -> Self {
+        Self(json::write(document))
+    }
+
+    /// Reads it back.
+    pub fn read<T: Document>(&self) -> Result<T, DocumentError> {
+        json::read("message", &self.0)
+    }
+}
+
+/// What a worker needs to take its seat in one epoch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Prepare {
+    /// The coordinator's reign.
+    pub term: Term,
+    /// The layout version to prepare, beside those that run.
+    pub epoch: Epoch,
+    /// The model.
+    pub model: DocumentText,
+    /// The whole layout; the worker finds its seat by its device.
+    pub layout: DocumentText,
+    /// Where the checkpoint is, on every worker's host.
+    pub model_dir: PathBuf,
+    /// Blocks of the replica's KV pool.
+    pub kv_blocks: u32,
+    /// Most tokens of one step.
+    pub token_budget: u32,
+    /// Where each device's worker listens for its peers.
+    pub peers: BTreeMap<GpuId, SocketAddr>,
+    /// How long a peer may be silent inside a collective.
+    pub peer_deadline: Duration,
+    /// The share of its speed at which an emulated device runs; `None` runs as fast as it can.
+    pub speed: Option<f64>,
+}
+
+/// What the coordinator wants back for one item beside its token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Wants {
+    /// The logits of the last position.
+    pub logits: bool,
+    /// The hash of the logits' bits.
+    pub hash: bool,
+}
+
+/// One step for every rank of a replica.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepOrder {
+    /// What to compute.
+    pub descriptor: StepDescriptor,
+    /// What to answer, one an item.
+    pub wants: Vec<Wants>,
+}
+
+/// What one item gave.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepOutput {
+    /// Whose.
+    pub sequence: SequenceId,
+    /// The token with the highest logit, ties to the lowest id.
+    pub token: u32,
+    /// xxh3 over the logits' bits, where it was asked for.
+    pub logits_hash: Option<u64>,
+    /// The logits, where they were asked for.
+    pub logits: Option<Vec<f32>>,
+}
+
+/// Where a worker's time went since it was last asked.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct WorkerTimes {
+    /// Steps.
+    pub steps: u64,
+    /// Segments between collectives.
+    pub segments: u64,
+    /// Seconds in kernels.
+    pub compute_s: f64,
+    /// Seconds of waiting that an emulated device added to be as slow as it should.
+    pub padding_s: f64,
+    /// Seconds in collectives, most of it waiting for slower ranks.
+    pub collective_s: f64,
+    /// Seconds of waiting for activations of the stage before.
+    pub upstream_s: f64,
+}
+
+/// From coordinator to worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// Build a runtime beside those that run.
+    Prepare(Box<Prepare>),
+    /// Compute a step.
+    Step(StepOrder),
+    /// Drop the runtime of an epoch and everything it holds.
+    Release {
+        /// The coordinator's reign.
+        term: Term,
+        /// The layout version.
+        epoch: Epoch,
+    },
+    /// Answer with [`FromWorker::Times`] once every earlier step is done, and count from zero.
+    TakeTimes,
+    /// Answer with [`FromWorker::Pong`] at once.
+    Ping,
+    /// End.
+    Stop,
+}
+
+/// From worker to coordinator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromWorker {
+    /// The first message: where peers reach it.
+    Joined {
+        /// Its listener.
+        listen: SocketAddr,
+        /// Its process.
+        process: u32,
+    },
+    /// The runtime of an epoch stands, its peers are connected.
+    Ready {
+        /// Which epoch.
+        epoch: Epoch,
+        /// Bytes of weights and KV pool.
+        bytes: u64,
+    },
+    /// The runtime of an epoch cannot be built; what runs goes on.
+    PrepareFailed {
+        /// Which epoch.
+        epoch: Epoch,
+        /// Why.
+        reason: String,
+    },
+    /// A step is done: sent by rank 0 of the last stage.
+    StepDone {
+        /// The coordinator's reign.
+        term: Term,
+        /// The layout version.
+        epoch: Epoch,
+        /// Its number.
+        step: StepId,
+        /// One an item that wanted logits, in the order of the items.
+        outputs: Vec<StepOutput>,
+    },
+    /// The first step of an epoch is done on this rank.
+    Switched {
+        /// Which epoch.
+        epoch: Epoch,
+        /// The step.
+        step: StepId,
+    },
+    /// A step cannot be computed; the runtime of its epoch is of no use any more.
+    StepFailed {
+        /// The layout version.
+        epoch: Epoch,
+        /// Its number.
+        step: StepId,
+        /// Why.
+        reason: String,
+        /// The device whose fault it is, where it is not this one.
+        peer: Option<GpuId>,
+    },
+    /// Where its time went.
+    Times(WorkerTimes),
+    /// It lives.
+    Pong,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn random_bytes_are_no_reason_to_panic(bytes: Vec<u8>) {
+            // Whatever they decode to, decoding ends.
+            let _ = postcard::from_bytes::<ToWorker>(&bytes);
+            let _ = postcard::from_bytes::<FromWorker>(&bytes);
+        }
+    }
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let order = StepOrder {
+            descriptor: StepDescriptor {
+                term: Term(1),
+                epoch: Epoch(2),
+                step: StepId(3),
+                items: Vec::new(),
+            },
+            wants: vec![Wants {
+                logits: true,
+                hash: false,
+            }],
+        };
+        let message = ToWorker::Step(order);
+        let bytes = postcard::to_stdvec(&message).unwrap();
+        assert_eq!(postcard::from_bytes::<ToWorker>(&bytes).unwrap(), message);
+    }
+}
