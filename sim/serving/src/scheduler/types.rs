@@ -1,0 +1,201 @@
+//! What goes into the scheduler and what comes out.
+
+use infercluster_spec::{KvBlockId, SequenceId, StepId};
+
+/// A sequence that wants to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewSequence {
+    /// Its id, unique among the live ones.
+    pub id: SequenceId,
+    /// Tokens of the prompt, at least 1.
+    pub prompt_tokens: u32,
+    /// Tokens to generate, those that are known included.
+    pub max_new_tokens: u32,
+    /// Output tokens that are known already: a request that goes on after a loss. They are prefilled with
+    /// the prompt.
+    pub generated_tokens: u32,
+}
+
+impl NewSequence {
+    /// A sequence with nothing generated.
+    pub fn new(id: SequenceId, prompt_tokens: u32, max_new_tokens: u32) -> Self {
+        Self {
+            id,
+            prompt_tokens,
+            max_new_tokens,
+            generated_tokens: 0,
+        }
+    }
+}
+
+/// Why a sequence can never run on this replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The id is in use.
+    #[error("{sequence} is already there")]
+    Duplicate {
+        /// Which.
+        sequence: SequenceId,
+    },
+    /// No prompt.
+    #[error("{sequence} has an empty prompt, at least 1 token is needed")]
+    EmptyPrompt {
+        /// Which.
+        sequence: SequenceId,
+    },
+    /// No output.
+    #[error(
+        "{sequence} asks for {max_new_tokens} new tokens and has {generated_tokens}: nothing is left to generate"
+    )]
+    NothingToGenerate {
+        /// Which.
+        sequence: SequenceId,
+        /// What it asks for.
+        max_new_tokens: u32,
+        /// What it has.
+        generated_tokens: u32,
+    },
+    /// Longer than the longest context.
+    #[error("{sequence} needs a context of {context} tokens, the limit is {max_context}")]
+    TooLong {
+        /// Which.
+        sequence: SequenceId,
+        /// Prompt and output.
+        context: u64,
+        /// The limit.
+        max_context: u32,
+    },
+    /// More KV than the whole pool.
+    #[error("{sequence} needs {needed} KV blocks, the pool has {total}")]
+    PoolTooSmall {
+        /// Which.
+        sequence: SequenceId,
+        /// Blocks at its end.
+        needed: u32,
+        /// Blocks of the pool.
+        total: u32,
+    },
+}
+
+/// A call that does not fit the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SchedulerError {
+    /// Zero where a count is needed.
+    #[error("{field} is 0, at least 1 is needed")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// A completion that is not the oldest step's.
+    #[error("{step} completed, but the oldest in flight is {}", oldest.map_or("none".to_owned(), |oldest| oldest.to_string()))]
+    OutOfOrder {
+        /// What completed.
+        step: StepId,
+        /// What should have.
+        oldest: Option<StepId>,
+    },
+    /// A sequence that gets no token from a step cannot end with it.
+    #[error("{sequence} is said to end with {step}, which gives it no token")]
+    NoToken {
+        /// Which.
+        sequence: SequenceId,
+        /// The step.
+        step: StepId,
+    },
+}
+
+/// What an item's tokens are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Known tokens, also those computed again after a preemption, and also where it is a single one.
+    Prefill,
+    /// The token that the last step gave.
+    Decode,
+}
+
+/// New tokens of one sequence in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedItem {
+    /// Whose.
+    pub sequence: SequenceId,
+    /// Prefill or decode.
+    pub phase: Phase,
+    /// Position of the first new token: so many tokens are in the KV cache.
+    pub start: u32,
+    /// New tokens, at least 1.
+    pub count: u32,
+    /// Whether the item reaches the end of what is known, so that its last logits give a token.
+    pub yields_token: bool,
+    /// Blocks for `start + count` tokens; empty where the ledger only counts.
+    pub block_table: Vec<KvBlockId>,
+}
+
+/// A micro-batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepPlan {
+    /// Its number in the replica's dispatch order.
+    pub step: StepId,
+    /// Its items, at least 1, running sequences first, each kind in order of arrival.
+    pub items: Vec<PlannedItem>,
+    /// Sequences that lost their KV since the plan before, in the order in which they did.
+    pub preempted: Vec<SequenceId>,
+}
+
+/// A new token of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompletedToken {
+    /// Whose.
+    pub sequence: SequenceId,
+    /// Which of its output tokens, from 0.
+    pub index: u32,
+}
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// It has all the tokens that it asked for.
+    Length,
+    /// Its driver said so.
+    EndedEarly,
+}
+
+/// A sequence that ended; its blocks are free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished {
+    /// Which.
+    pub sequence: SequenceId,
+    /// Why.
+    pub reason: FinishReason,
+    /// Output tokens that it has.
+    pub generated_tokens: u32,
+    /// How often it was preempted.
+    pub preemptions: u32,
+}
+
+/// What a completed step gave, in the order of its items.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepOutcome {
+    /// Which step.
+    pub step: StepId,
+    /// New tokens.
+    pub tokens: Vec<CompletedToken>,
+    /// Sequences that ended with their token in `tokens`.
+    pub finished: Vec<Finished>,
+    /// Cancelled sequences that are gone now.
+    pub dropped: Vec<SequenceId>,
+}
+
+/// Where a live sequence stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceStatus {
+    /// Which.
+    pub sequence: SequenceId,
+    /// Prompt and generated tokens.
+    pub known_tokens: u32,
+    /// Tokens whose KV is in the cache: the mark up to which KV can be copied.
+    pub computed_tokens: u32,
+    /// Whether a step with it is in flight.
+    pub in_flight: bool,
+}
