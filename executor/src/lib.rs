@@ -5,5 +5,6 @@
 pub mod backend;
 pub mod clock;
 pub mod comm;
+pub mod launch;
 pub mod step;
 pub mod wire;

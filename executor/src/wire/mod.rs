@@ -10,11 +10,13 @@
 pub mod connection;
 pub mod frame;
 pub mod handshake;
+pub mod listener;
 pub mod message;
 
 pub use connection::Connection;
 pub use frame::{Header, Kind, VERSION};
 pub use handshake::{Hello, Purpose, Role, Token};
+pub use listener::{Admission, Listener};
 pub use message::{FromWorker, ToWorker};
 
 /// Why a frame or a handshake was not accepted.
