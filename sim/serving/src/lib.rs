@@ -21,6 +21,6 @@ pub mod scheduler;
 pub use ledger::{BlockLedger, LedgerFault, Shortage};
 pub use router::{Router, RouterPolicy};
 pub use scheduler::{
-    CompletedToken, FinishReason, Finished, NewSequence, Phase, PlannedItem, Refusal, Scheduler,
+    CompletedToken, FinishReason, Finished, KvUnit, NewSequence, Phase, PlannedItem, Refusal, Scheduler,
     SchedulerError, SchedulerFault, SequenceStatus, StepOutcome, StepPlan,
 };

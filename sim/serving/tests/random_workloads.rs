@@ -4,9 +4,9 @@
 //! right only where everything before its start still stands in its blocks: that catches a lost block, a
 //! block with two owners, a wrong start and a table that forgets.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use infercluster_serving::{BlockLedger, NewSequence, Phase, Scheduler, StepPlan};
+use infercluster_serving::{BlockLedger, KvUnit, NewSequence, Phase, Scheduler, StepPlan};
 use infercluster_spec::{EngineOptions, KvBlockId, SequenceId};
 use proptest::prelude::*;
 
@@ -51,6 +51,7 @@ struct Bench {
     /// Prompt, asked and received tokens of each live sequence.
     live: BTreeMap<SequenceId, (u32, u32, u32)>,
     preempted: BTreeMap<SequenceId, u32>,
+    released: BTreeSet<KvUnit>,
 }
 
 impl Bench {
@@ -70,6 +71,7 @@ impl Bench {
             in_flight: VecDeque::new(),
             live: BTreeMap::new(),
             preempted: BTreeMap::new(),
+            released: BTreeSet::new(),
         }
     }
 
@@ -98,7 +100,14 @@ impl Bench {
         for victim in &plan.preempted {
             *self.preempted.entry(*victim).or_default() += 1;
         }
+        for &unit in &plan.released {
+            assert!(self.released.insert(unit), "a unit gives its blocks back once");
+        }
         for item in &plan.items {
+            assert!(
+                !self.released.contains(&item.unit()),
+                "a released unit is gone for good"
+            );
             let (prompt, _, received) = self.live[&item.sequence];
             let end = item.start + item.count;
             assert_eq!(item.yields_token, end == prompt + received);

@@ -73,8 +73,8 @@ impl Scheduler {
                 .filter(|item| item.arrival == arrival)
                 .map(|item| item.count)
                 .collect();
-            if mine.len() != usize::from(live.in_flight) {
-                let (steps, says) = (mine.len(), live.in_flight);
+            if mine != Vec::from_iter(live.in_flight) {
+                let (steps, says) = (mine.len(), live.in_flight.is_some());
                 return Err(SchedulerFault::InFlight {
                     sequence,
                     steps,

@@ -29,7 +29,7 @@ use infercluster_spec::{EngineOptions, SequenceId, StepId};
 use crate::ledger::BlockLedger;
 pub use check::SchedulerFault;
 pub use types::{
-    CompletedToken, FinishReason, Finished, NewSequence, Phase, PlannedItem, Refusal, SchedulerError,
+    CompletedToken, FinishReason, Finished, KvUnit, NewSequence, Phase, PlannedItem, Refusal, SchedulerError,
     SequenceStatus, StepOutcome, StepPlan,
 };
 
@@ -53,6 +53,8 @@ pub struct Scheduler {
     admits: bool,
     /// Preempted since the last plan that came out.
     unreported_preemptions: Vec<SequenceId>,
+    /// Blocks that came back since the last plan that came out.
+    unreported_releases: Vec<KvUnit>,
 }
 
 /// A sequence that is waiting or running.
@@ -67,7 +69,8 @@ struct Live {
     computed: u32,
     /// Whether the known tokens are being prefilled again.
     recomputes: bool,
-    in_flight: bool,
+    /// New tokens of its step in flight.
+    in_flight: Option<u32>,
     cancelled: bool,
     preemptions: u32,
 }
@@ -76,6 +79,13 @@ impl Live {
     /// Prompt and generated tokens.
     fn known(&self) -> u32 {
         self.prompt_tokens + self.generated
+    }
+
+    fn unit(&self) -> KvUnit {
+        KvUnit {
+            sequence: self.id,
+            incarnation: self.preemptions,
+        }
     }
 
     fn phase(&self) -> Phase {
@@ -129,6 +139,7 @@ impl Scheduler {
             next_step: StepId(0),
             admits: true,
             unreported_preemptions: Vec::new(),
+            unreported_releases: Vec::new(),
         })
     }
 
@@ -152,7 +163,7 @@ impl Scheduler {
             generated: new.generated_tokens,
             computed: 0,
             recomputes: new.generated_tokens > 0,
-            in_flight: false,
+            in_flight: None,
             cancelled: false,
             preemptions: 0,
         };
@@ -203,6 +214,12 @@ impl Scheduler {
         plan::plan_step(self)
     }
 
+    /// Numbers a step without items and counts it as in flight: it carries a change of layout where nobody
+    /// has work.
+    pub fn plan_empty_step(&mut self) -> StepPlan {
+        plan::plan_empty_step(self)
+    }
+
     /// Takes the result of the oldest step in flight. `ended_early` names the sequences whose new token
     /// ends them before their length does (end of text, a stop string).
     pub fn complete_step(
@@ -251,7 +268,7 @@ impl Scheduler {
     fn complete_item(&mut self, item: Pending, ended_early: &[SequenceId], outcome: &mut StepOutcome) {
         let live = self.live_mut(item.arrival);
         let sequence = live.id;
-        live.in_flight = false;
+        live.in_flight = None;
         live.computed += item.count;
         if live.cancelled {
             self.remove(item.arrival);
@@ -288,7 +305,7 @@ impl Scheduler {
             return false;
         };
         let live = self.live_mut(arrival);
-        if live.in_flight {
+        if live.in_flight.is_some() {
             live.cancelled = true;
         } else {
             self.remove(arrival);
@@ -301,7 +318,7 @@ impl Scheduler {
     pub fn lose_kv(&mut self) -> Vec<StepId> {
         for arrival in std::mem::take(&mut self.running) {
             self.running.insert(arrival);
-            self.live_mut(arrival).in_flight = false;
+            self.live_mut(arrival).in_flight = None;
             if self.live_mut(arrival).cancelled {
                 self.remove(arrival);
             } else {
@@ -357,8 +374,9 @@ impl Scheduler {
         self.live.values().map(|live| SequenceStatus {
             sequence: live.id,
             known_tokens: live.known(),
+            incarnation: live.preemptions,
             computed_tokens: live.computed,
-            in_flight: live.in_flight,
+            planned_tokens: live.computed + live.in_flight.unwrap_or(0),
         })
     }
 
@@ -372,15 +390,16 @@ impl Scheduler {
     fn preempt(&mut self, arrival: Arrival) {
         let live = self.live_mut(arrival);
         assert!(
-            !live.in_flight,
+            live.in_flight.is_none(),
             "{} is in flight and cannot be preempted",
             live.id
         );
+        let unit = live.unit();
         live.computed = 0;
         live.recomputes = true;
         live.preemptions += 1;
         let sequence = live.id;
-        self.ledger.release(sequence);
+        self.release(unit);
         self.running.remove(&arrival);
         self.waiting.insert(arrival);
         self.unreported_preemptions.push(sequence);
@@ -394,6 +413,12 @@ impl Scheduler {
         self.arrivals.remove(&live.id);
         self.running.remove(&arrival);
         self.waiting.remove(&arrival);
-        self.ledger.release(live.id);
+        self.release(live.unit());
+    }
+
+    fn release(&mut self, unit: KvUnit) {
+        if self.ledger.release(unit.sequence) > 0 {
+            self.unreported_releases.push(unit);
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! How a step is formed.
 
-use infercluster_spec::{SequenceId, StepId};
+use infercluster_spec::StepId;
 
-use super::{Arrival, InFlight, Live, Pending, Phase, PlannedItem, Scheduler, StepPlan};
+use super::{Arrival, InFlight, KvUnit, Live, Pending, Phase, PlannedItem, Scheduler, StepPlan};
 
 /// A step in the making.
 struct Draft {
@@ -45,6 +45,14 @@ pub(super) fn plan_step(scheduler: &mut Scheduler) -> Option<StepPlan> {
     Some(dispatch(scheduler, draft))
 }
 
+pub(super) fn plan_empty_step(scheduler: &mut Scheduler) -> StepPlan {
+    let draft = Draft {
+        budget: 0,
+        items: Vec::new(),
+    };
+    dispatch(scheduler, draft)
+}
+
 /// Gives running sequences their next tokens, oldest first, and answers whether any was preempted for that.
 fn choose_running(scheduler: &mut Scheduler, draft: &mut Draft) -> bool {
     let before = scheduler.running.len();
@@ -68,7 +76,7 @@ fn choose_running(scheduler: &mut Scheduler, draft: &mut Draft) -> bool {
 /// The first running sequence after `after` that is not in flight.
 fn next_idle(scheduler: &Scheduler, after: Option<Arrival>) -> Option<Arrival> {
     let first = after.map_or(Arrival(0), |after| Arrival(after.0 + 1));
-    let idle = |arrival: &&Arrival| !scheduler.live[arrival].in_flight;
+    let idle = |arrival: &&Arrival| scheduler.live[arrival].in_flight.is_none();
     scheduler.running.range(first..).find(idle).copied()
 }
 
@@ -77,7 +85,7 @@ fn grow(scheduler: &mut Scheduler, arrival: Arrival, count: u32) -> Growth {
     let Live { id, computed, .. } = scheduler.live[&arrival];
     while scheduler.ledger.grow(id, computed + count).is_err() {
         let later = || scheduler.running.range(Arrival(arrival.0 + 1)..);
-        let idle = |later: &&Arrival| !scheduler.live[later].in_flight;
+        let idle = |later: &&Arrival| scheduler.live[later].in_flight.is_none();
         match later().rev().find(idle).copied() {
             Some(victim) => scheduler.preempt(victim),
             None if later().next().is_some() => return Growth::Waits,
@@ -130,16 +138,17 @@ fn dispatch(scheduler: &mut Scheduler, draft: Draft) -> StepPlan {
     let mut pending = Vec::with_capacity(draft.items.len());
     for Chosen { arrival, count } in draft.items {
         let live = scheduler.live_mut(arrival);
-        live.in_flight = true;
+        live.in_flight = Some(count);
         let yields_token = live.computed + count == live.known();
-        let (sequence, phase, start): (SequenceId, Phase, u32) = (live.id, live.phase(), live.computed);
+        let (unit, phase, start): (KvUnit, Phase, u32) = (live.unit(), live.phase(), live.computed);
         items.push(PlannedItem {
-            sequence,
+            sequence: unit.sequence,
+            incarnation: unit.incarnation,
             phase,
             start,
             count,
             yields_token,
-            block_table: scheduler.ledger.table(sequence).to_vec(),
+            block_table: scheduler.ledger.table(unit.sequence).to_vec(),
         });
         pending.push(Pending {
             arrival,
@@ -148,10 +157,10 @@ fn dispatch(scheduler: &mut Scheduler, draft: Draft) -> StepPlan {
         });
     }
     scheduler.in_flight.push_back(InFlight { step, items: pending });
-    let preempted = std::mem::take(&mut scheduler.unreported_preemptions);
     StepPlan {
         step,
         items,
-        preempted,
+        preempted: std::mem::take(&mut scheduler.unreported_preemptions),
+        released: std::mem::take(&mut scheduler.unreported_releases),
     }
 }

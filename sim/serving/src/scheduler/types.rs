@@ -1,6 +1,7 @@
 //! What goes into the scheduler and what comes out.
 
 use infercluster_spec::{KvBlockId, SequenceId, StepId};
+use serde::{Deserialize, Serialize};
 
 /// A sequence that wants to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +107,16 @@ pub enum SchedulerError {
     },
 }
 
+/// The KV of a sequence between two preemptions: what a block belongs to and what a handover moves. Tokens
+/// computed again after a preemption are another unit, in other blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct KvUnit {
+    /// Whose.
+    pub sequence: SequenceId,
+    /// How often the sequence had been preempted when it was admitted.
+    pub incarnation: u32,
+}
+
 /// What an item's tokens are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -120,6 +131,8 @@ pub enum Phase {
 pub struct PlannedItem {
     /// Whose.
     pub sequence: SequenceId,
+    /// How often it was preempted: which of its KV units this is.
+    pub incarnation: u32,
     /// Prefill or decode.
     pub phase: Phase,
     /// Position of the first new token: so many tokens are in the KV cache.
@@ -132,15 +145,28 @@ pub struct PlannedItem {
     pub block_table: Vec<KvBlockId>,
 }
 
+impl PlannedItem {
+    /// Its KV unit.
+    pub fn unit(&self) -> KvUnit {
+        KvUnit {
+            sequence: self.sequence,
+            incarnation: self.incarnation,
+        }
+    }
+}
+
 /// A micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepPlan {
     /// Its number in the replica's dispatch order.
     pub step: StepId,
-    /// Its items, at least 1, running sequences first, each kind in order of arrival.
+    /// Its items, at least 1 unless it was planned empty, running sequences first, each kind in order of arrival.
     pub items: Vec<PlannedItem>,
     /// Sequences that lost their KV since the plan before, in the order in which they did.
     pub preempted: Vec<SequenceId>,
+    /// KV units that gave their blocks back since the plan before: preempted, finished or cancelled. Their
+    /// blocks may stand in a table of this step.
+    pub released: Vec<KvUnit>,
 }
 
 /// A new token of a sequence.
@@ -187,6 +213,16 @@ pub struct StepOutcome {
     pub dropped: Vec<SequenceId>,
 }
 
+impl SequenceStatus {
+    /// Its KV unit.
+    pub fn unit(&self) -> KvUnit {
+        KvUnit {
+            sequence: self.sequence,
+            incarnation: self.incarnation,
+        }
+    }
+}
+
 /// Where a live sequence stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceStatus {
@@ -194,8 +230,10 @@ pub struct SequenceStatus {
     pub sequence: SequenceId,
     /// Prompt and generated tokens.
     pub known_tokens: u32,
+    /// How often it was preempted.
+    pub incarnation: u32,
     /// Tokens whose KV is in the cache: the mark up to which KV can be copied.
     pub computed_tokens: u32,
-    /// Whether a step with it is in flight.
-    pub in_flight: bool,
+    /// Tokens whose KV is in the cache once what is in flight has completed.
+    pub planned_tokens: u32,
 }
