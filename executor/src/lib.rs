@@ -1,10 +1,14 @@
+//! Under construction.
 //! Runs a layout on real devices: kernels, checkpoints, workers, coordinator and service.
 //!
 //! Knows neither the simulator nor the planner: it takes a `Layout` or a `MigrationPlan` and checks it again.
 
 pub mod backend;
+pub mod checkpoint;
 pub mod clock;
 pub mod comm;
+pub mod kv;
 pub mod launch;
+pub mod model;
 pub mod step;
 pub mod wire;

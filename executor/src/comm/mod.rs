@@ -1,6 +1,7 @@
 //! Collectives of one tensor-parallel group.
 
 mod exchange;
+pub mod local;
 mod solo;
 mod tcp;
 
