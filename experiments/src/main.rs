@@ -1,2 +1,7 @@
-//! The one program of InferCluster.
-fn main() {}
+//! The program `infercluster`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    infercluster_experiments::run(std::env::args_os())
+}

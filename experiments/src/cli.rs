@@ -1,0 +1,33 @@
+//! The command tree.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{doctor, model};
+
+/// Plans, simulates and runs LLM inference on accelerators that are not alike.
+///
+/// Results go to stdout (tables, or JSON with --json), talk to stderr. Inputs are files or - for standard
+/// input. Exit codes: 0 done; 1 done, but the goal is not met; 2 bad input or failure.
+/// RUST_LOG (error, warn, info, debug, trace) sets how much the program tells about itself.
+#[derive(Debug, Parser)]
+#[command(
+    name = "infercluster",
+    version,
+    max_term_width = 110,
+    subcommand_required = true
+)]
+#[command(arg_required_else_help = true, propagate_version = true)]
+pub struct Cli {
+    /// Print results as JSON with sorted keys.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Every command that this build has.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Doctor(doctor::Doctor),
+    Model(model::ModelCommand),
+}

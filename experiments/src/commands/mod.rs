@@ -1,0 +1,16 @@
+//! One module a command: its arguments and what it does with them.
+
+pub(crate) mod doctor;
+pub(crate) mod model;
+
+use crate::Outcome;
+use crate::cli::Command;
+use crate::screen::Screen;
+
+/// Runs a command.
+pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Doctor(arguments) => doctor::run(&arguments, screen),
+        Command::Model(arguments) => model::run(arguments, screen),
+    }
+}

@@ -1,0 +1,125 @@
+//! Files in and out: every input has a limit, `-` is standard input or output, and errors name the file.
+
+use std::fs::File;
+use std::io::{Read, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow, bail};
+use infercluster_spec::{Bytes, Document, json};
+
+use crate::failure::WithFix as _;
+
+/// Largest document, configuration or layout that is read: far above any real one.
+pub(crate) const DOCUMENT_LIMIT: Bytes = Bytes(64 << 20);
+/// Largest trace that is read.
+pub(crate) const TRACE_LIMIT: Bytes = Bytes(4 << 30);
+
+/// The name that messages use for an input.
+pub(crate) fn name_of(path: &Path) -> String {
+    if is_standard(path) {
+        "standard input".to_owned()
+    } else {
+        path.display().to_string()
+    }
+}
+
+fn is_standard(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// Reads a text of at most `limit` bytes from a file or, for `-`, from standard input.
+pub(crate) fn read_text(path: &Path, limit: Bytes) -> anyhow::Result<String> {
+    let name = name_of(path);
+    if path.is_dir() {
+        bail!("{name} is a directory, a file is needed");
+    }
+    let text = if is_standard(path) {
+        read_limited(std::io::stdin().lock(), limit)
+    } else {
+        let file = File::open(path)
+            .with_context(|| name.clone())
+            .fix("name a file that exists and can be read, or - for standard input")?;
+        read_limited(file, limit)
+    };
+    text.with_context(|| name)
+}
+
+fn read_limited(source: impl Read, limit: Bytes) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    source.take(limit.0.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit.0 {
+        bail!("has more than {limit}, which is the limit for this kind of file");
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        anyhow!("is no UTF-8 text (byte {at})")
+    })
+}
+
+/// Reads a document.
+pub(crate) fn read_document<T: Document>(path: &Path) -> anyhow::Result<T> {
+    let text = read_text(path, DOCUMENT_LIMIT)?;
+    Ok(json::read(&name_of(path), &text)?)
+}
+
+/// Writes a text to a file (whole or not at all) or, for `-`, to standard output.
+pub(crate) fn write_text(path: &Path, text: &str) -> anyhow::Result<()> {
+    if is_standard(path) {
+        return crate::screen::Screen::new(false).out(text);
+    }
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    write_through(folder, path, text).with_context(|| path.display().to_string())
+}
+
+fn write_through(folder: &Path, path: &Path, text: &str) -> anyhow::Result<()> {
+    let mut file = tempfile::Builder::new()
+        .prefix(".infercluster-")
+        .permissions(shared_permissions())
+        .tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Temporary files are private by default; a result is as readable as any other new file.
+fn shared_permissions() -> std::fs::Permissions {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::Permissions::from_mode(0o644)
+}
+
+/// Writes a document where one was asked for.
+pub(crate) fn write_document<T: Document>(path: Option<&PathBuf>, document: &T) -> anyhow::Result<()> {
+    match path {
+        Some(path) => write_text(path, &json::write(document)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_input_past_its_limit_is_refused() {
+        let at_limit = read_limited(&b"12345678"[..], Bytes(8)).unwrap();
+        assert_eq!(at_limit, "12345678");
+        let error = read_limited(&b"123456789"[..], Bytes(8)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "has more than 8 B, which is the limit for this kind of file"
+        );
+    }
+
+    #[test]
+    fn a_written_file_is_whole_and_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        write_text(&path, "one").unwrap();
+        write_text(&path, "two").unwrap();
+        assert_eq!(read_text(&path, Bytes(10)).unwrap(), "two");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

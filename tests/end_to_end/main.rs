@@ -1,0 +1,10 @@
+//! The program as a user meets it: commands in, exit codes, stdout and stderr out.
+
+mod basics;
+
+use infercluster_tests::program::Program;
+
+/// The program under test.
+fn program() -> Program {
+    Program::new(env!("CARGO_BIN_EXE_infercluster-under-test"))
+}

@@ -1,0 +1,7 @@
+//! The program `infercluster` under another name, so that these tests get its path and it is built with them.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    infercluster_experiments::run(std::env::args_os())
+}
