@@ -1,0 +1,7 @@
+//! Everything that the crate promises about traces, in one binary.
+
+mod formats;
+mod hostile;
+mod reference;
+mod round_trip;
+mod synthetic;
