@@ -8,7 +8,7 @@ use crate::ids::{GpuId, ReplicaId, StageId};
 use crate::json::Document;
 use crate::layout::Layout;
 use crate::model::Dtype;
-use crate::units::{Bytes, Flops};
+use crate::units::{Bytes, Flops, Fraction};
 
 /// One operator with its shape, on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -156,7 +156,7 @@ impl Document for Profile {
 }
 
 /// Where figures come from.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Provenance {
     /// What the device calls itself.
@@ -167,9 +167,9 @@ pub struct Provenance {
     pub date: String,
     /// File, publication or command.
     pub source: String,
-    /// Speed factor, where the device is emulated.
+    /// Speed factor under which it was measured, where the device is emulated: its times are divided by it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub emulated_speed: Option<String>,
+    pub emulated_speed: Option<Fraction>,
 }
 
 /// What one step computes on a stage: sums over its sequences, since a mean shape is wrong for attention.
