@@ -2,6 +2,7 @@
 //!
 //! Start at [`proportional`] for layouts written by hand as proportions.
 
+pub mod apportion;
 #[cfg(test)]
 mod fixtures;
 pub mod proportional;
