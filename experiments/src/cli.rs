@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, model};
+use crate::commands::{doctor, layout, model};
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
 ///
@@ -28,6 +28,7 @@ pub struct Cli {
 /// Every command that this build has.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Doctor(doctor::Doctor),
     Model(model::ModelCommand),
+    Layout(layout::LayoutCommand),
+    Doctor(doctor::Doctor),
 }

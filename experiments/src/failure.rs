@@ -11,7 +11,7 @@ struct Fixable {
 
 impl fmt::Display for Fixable {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "{:#}", self.source)
+        f.write_str(&chain(&self.source))
     }
 }
 
@@ -36,11 +36,26 @@ impl<T, E: Into<anyhow::Error>> WithFix<T> for Result<T, E> {
 
 /// The whole message: one line of what is wrong with its causes, and the remedy where one is known.
 pub(crate) fn message(error: &anyhow::Error) -> String {
+    let text = chain(error);
     let fix = error.chain().find_map(|cause| cause.downcast_ref::<Fixable>());
     match fix {
-        Some(fixable) => format!("error: {error:#}\nfix: {}", fixable.fix),
-        None => format!("error: {error:#}"),
+        Some(fixable) => format!("error: {text}\nfix: {}", fixable.fix),
+        None => format!("error: {text}"),
     }
+}
+
+/// An error and its causes, outermost first; a cause that an outer message already quotes is said once.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 /// Whether the reader of stdout went away, as `| head` does.
@@ -71,5 +86,11 @@ mod tests {
             message(&error),
             "error: layout: no such file\nfix: name a file that exists"
         );
+    }
+
+    #[test]
+    fn a_cause_that_is_quoted_is_said_once() {
+        let error = anyhow!("connection refused").context("worker 3: connection refused");
+        assert_eq!(message(&error), "error: worker 3: connection refused");
     }
 }

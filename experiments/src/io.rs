@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 use infercluster_spec::{Bytes, Document, json};
@@ -90,12 +90,9 @@ fn shared_permissions() -> std::fs::Permissions {
     std::fs::Permissions::from_mode(0o644)
 }
 
-/// Writes a document where one was asked for.
-pub(crate) fn write_document<T: Document>(path: Option<&PathBuf>, document: &T) -> anyhow::Result<()> {
-    match path {
-        Some(path) => write_text(path, &json::write(document)),
-        None => Ok(()),
-    }
+/// Writes a document to a file or, for `-`, to standard output.
+pub(crate) fn write_document<T: Document>(path: &Path, document: &T) -> anyhow::Result<()> {
+    write_text(path, &json::write(document))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ mod failure;
     reason = "the commands that write documents come with their libraries"
 )]
 mod io;
-#[expect(dead_code, reason = "the commands that take long come with their libraries")]
+mod models;
 mod screen;
 
 use std::ffi::OsString;

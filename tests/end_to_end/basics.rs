@@ -26,7 +26,7 @@ fn a_missing_file_is_named_with_the_remedy() {
         .run(folder.path(), &["model", "show", "absent.json"])
         .refused(&["absent.json", "No such file", "fix: "]);
     program()
-        .run(folder.path(), &["model", "show", "."])
+        .run(folder.path(), &["layout", "show", "."])
         .refused(&["is a directory"]);
 }
 

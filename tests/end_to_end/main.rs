@@ -1,6 +1,8 @@
 //! The program as a user meets it: commands in, exit codes, stdout and stderr out.
 
 mod basics;
+mod layouts;
+mod models;
 
 use infercluster_tests::program::Program;
 

@@ -25,7 +25,7 @@ const REPLACED: [(&str, &str); 18] = [
 ];
 
 /// Where such a word is used in another sense: start of the path, word, the sense.
-const OTHER_SENSE: [(&str, &str, &str); 4] = [
+const OTHER_SENSE: [(&str, &str, &str); 6] = [
     (
         "executor/src/",
         "comm",

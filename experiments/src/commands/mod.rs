@@ -1,6 +1,7 @@
 //! One module a command: its arguments and what it does with them.
 
 pub(crate) mod doctor;
+pub(crate) mod layout;
 pub(crate) mod model;
 
 use crate::Outcome;
@@ -10,6 +11,7 @@ use crate::screen::Screen;
 /// Runs a command.
 pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> {
     match command {
+        Command::Layout(arguments) => layout::run(arguments, screen),
         Command::Doctor(arguments) => doctor::run(&arguments, screen),
         Command::Model(arguments) => model::run(arguments, screen),
     }

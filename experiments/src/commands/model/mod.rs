@@ -1,5 +1,7 @@
 //! `model show` and `model make`.
 
+mod make;
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -7,10 +9,10 @@ use infercluster_spec::{Bytes, Dtype, Model};
 use serde::Serialize;
 
 use crate::Outcome;
-use crate::io;
+use crate::models;
 use crate::screen::{Screen, facts};
 
-/// Looks at models.
+/// Shows a model, or makes a small random one.
 #[derive(Debug, Args)]
 pub(crate) struct ModelCommand {
     #[command(subcommand)]
@@ -20,13 +22,14 @@ pub(crate) struct ModelCommand {
 #[derive(Debug, Subcommand)]
 enum Action {
     Show(Show),
+    Make(make::Make),
 }
 
 /// Shows dimensions, parameters and bytes of a model.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: infercluster model show model.json")]
+#[command(after_help = "Example: infercluster model show meta-llama-3.1-8b/config.json")]
 struct Show {
-    /// A model file.
+    /// A Hugging Face config.json, the folder that holds one, or a model file of this program.
     model: PathBuf,
 }
 
@@ -37,22 +40,29 @@ struct Sizes<'a> {
     parameters: u64,
     weight_bytes: u64,
     kv_bytes_per_token_bf16: u64,
+    eos_ids: &'a [u32],
+    /// Keys that the file leaves out and the family's defaults filled in.
+    assumed: &'a [&'static str],
 }
 
 /// Runs the command.
 pub(crate) fn run(command: ModelCommand, screen: &Screen) -> anyhow::Result<Outcome> {
     match command.action {
         Action::Show(arguments) => show(&arguments, screen),
+        Action::Make(arguments) => make::run(&arguments, screen),
     }
 }
 
 fn show(arguments: &Show, screen: &Screen) -> anyhow::Result<Outcome> {
-    let model: Model = io::read_document(&arguments.model)?;
+    let config = models::read(&arguments.model)?;
+    let model = &config.model;
     let sizes = Sizes {
         parameters: model.params(),
         weight_bytes: model.weight_bytes().0,
         kv_bytes_per_token_bf16: model.kv_bytes_per_token(Dtype::Bf16).0,
-        model: &model,
+        eos_ids: &config.eos_ids,
+        assumed: &config.assumed,
+        model,
     };
     screen.answer(&sizes, people)?;
     Ok(Outcome::Done)
@@ -64,18 +74,24 @@ fn people(sizes: &Sizes) -> String {
         "{} query heads on {} KV heads of width {}",
         model.query_heads, model.kv_heads, model.head_dim
     );
-    facts([
+    let mut lines = vec![
         ("model", format!("{} ({:?} layers)", model.name, model.family)),
         ("layers", model.layers.to_string()),
         ("hidden", model.hidden.to_string()),
         ("attention", heads),
         ("mlp columns", model.ffn.to_string()),
+    ];
+    if let Some(experts) = model.experts {
+        let text = format!(
+            "{} of {} columns, {} a token",
+            experts.count, experts.ffn, experts.per_token
+        );
+        lines.push(("experts", text));
+    }
+    lines.extend([
         ("vocabulary", model.vocab.to_string()),
         ("longest context", format!("{} tokens", model.max_positions)),
-        (
-            "parameters",
-            format!("{:.3} billion", sizes.parameters as f64 / 1e9),
-        ),
+        ("parameters", parameters(sizes.parameters)),
         (
             "weights",
             format!("{} in {}", Bytes(sizes.weight_bytes), model.dtype),
@@ -84,5 +100,21 @@ fn people(sizes: &Sizes) -> String {
             "KV of one token",
             format!("{} in bf16", Bytes(sizes.kv_bytes_per_token_bf16)),
         ),
-    ])
+    ]);
+    if !sizes.assumed.is_empty() {
+        let text = format!(
+            "{} (not in the file, defaults of the family)",
+            sizes.assumed.join(", ")
+        );
+        lines.push(("assumed", text));
+    }
+    facts(lines)
+}
+
+fn parameters(count: u64) -> String {
+    if count >= 1_000_000_000 {
+        format!("{:.3} billion", count as f64 / 1e9)
+    } else {
+        format!("{:.3} million", count as f64 / 1e6)
+    }
 }
