@@ -37,6 +37,16 @@ const OTHER_SENSE: [(&str, &str, &str); 6] = [
         "the form of bytes on a connection, as in wire protocol",
     ),
     (
+        "executor/src/backend/",
+        "slot",
+        "a token's place inside a KV block",
+    ),
+    (
+        "sim/src/cost/",
+        "efficiency",
+        "the share of a datasheet rate that kernels reach",
+    ),
+    (
         "sim/spec/src/cluster.rs",
         "latency",
         "of a link, where the word is exact",
