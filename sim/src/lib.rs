@@ -1,4 +1,5 @@
 //! Discrete-event simulator, cost model and calibration fit.
 
+pub mod calibrate;
 pub mod cost;
 pub mod topology;

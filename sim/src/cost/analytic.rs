@@ -102,6 +102,16 @@ impl AnalyticCost {
         Ok(&self.rates[&device.device_type])
     }
 
+    /// The type of a device.
+    pub fn device_type(&self, gpu: GpuId) -> Result<&str, CostError> {
+        Ok(&self.device(gpu)?.device_type)
+    }
+
+    /// The speed of a device as a share of its type's.
+    pub fn speed(&self, gpu: GpuId) -> Result<f64, CostError> {
+        Ok(self.device(gpu)?.speed)
+    }
+
     fn device(&self, gpu: GpuId) -> Result<&Device, CostError> {
         self.devices.get(&gpu).ok_or_else(|| CostError::UnknownGpu {
             gpu,

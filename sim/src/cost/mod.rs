@@ -14,7 +14,7 @@ mod segments;
 mod share;
 
 pub use analytic::AnalyticCost;
-pub use forms::{affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
+pub use forms::{HeadShare, affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
 pub use infercluster_spec::{BatchShape, SegmentKind};
 pub use rates::{DEFAULT_EFFICIENCY, DefaultEfficiency, DeviceRates};
 pub use segments::{SegmentTime, StageCost, StageTime, stage_step_time};
@@ -170,5 +170,7 @@ pub trait CostModel: Send + Sync {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod fixtures;
 #[cfg(test)]
 mod tests;

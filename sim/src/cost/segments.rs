@@ -177,6 +177,18 @@ impl<'a> StageCost<'a> {
         Ok(time)
     }
 
+    /// Compute seconds by rank of one kind of segment, over all layers: what a rank of a real run reports.
+    pub fn kind_seconds(&self, shape: &BatchShape, kind: SegmentKind) -> Result<Vec<f64>, CostError> {
+        let mut seconds = vec![0.0; self.gpus.len()];
+        for work in self.work(shape)?.iter().filter(|work| work.kind == kind) {
+            for (rank, operators_s) in work.operators_s.iter().enumerate() {
+                seconds[rank] +=
+                    f64::from(work.repeats) * self.corrections[rank][position(kind)].apply(*operators_s);
+            }
+        }
+        Ok(seconds)
+    }
+
     /// Seconds from the end of a step here until every rank of the next stage has its input; `None` on the
     /// last stage. Every rank holds the whole activation after its collective, so rank `j` of the next
     /// stage is fed by rank `j mod ranks` of this one.
@@ -212,6 +224,14 @@ impl<'a> StageCost<'a> {
     /// Rows that the host samples: on the last stage only.
     pub(crate) fn sampled_rows(&self, shape: &BatchShape) -> u64 {
         if self.is_last { shape.logits_rows } else { 0 }
+    }
+
+    pub(crate) fn group(&self) -> &CollectiveGroup {
+        &self.group
+    }
+
+    pub(crate) fn is_shared(&self, gpu: GpuId) -> bool {
+        self.share.is_shared(gpu)
     }
 
     /// Operators and collectives of a step, uncorrected, in order.

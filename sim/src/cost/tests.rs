@@ -3,69 +3,15 @@
 use infercluster_spec::calibration::{
     AffineFit, DecodeFit, DeviceCalibration, LinkFit, RooflineFit, StepFit,
 };
-use infercluster_spec::cluster::{DeviceType, Gpu, LinkKind, Node};
+use infercluster_spec::cluster::LinkKind;
 use infercluster_spec::layout::{KvCache, LayerGroup, Reduction, Replica, Shard, Stage};
-use infercluster_spec::model::{Family, Rope};
 use infercluster_spec::operator::Provenance;
 use infercluster_spec::{
-    Bytes, BytesPerSec, Calibration, Cluster, Dtype, FlopsPerSec, Fraction, GpuId, IndexRange, Layout, Model,
-    Operator, ReplicaId, SegmentKind, StageId,
+    Calibration, Dtype, FlopsPerSec, GpuId, Layout, Operator, ReplicaId, SegmentKind, StageId,
 };
 
+use super::fixtures::{cluster, model, range};
 use super::*;
-
-fn model() -> Model {
-    Model {
-        name: "tiny".to_owned(),
-        family: Family::Llama,
-        layers: 2,
-        hidden: 8,
-        query_heads: 4,
-        kv_heads: 2,
-        head_dim: 2,
-        ffn: 16,
-        vocab: 32,
-        tied_embeddings: false,
-        qkv_bias: false,
-        rms_epsilon: 1e-5,
-        rope: Rope {
-            theta: 1e4,
-            llama3: None,
-        },
-        max_positions: 64,
-        dtype: Dtype::F32,
-        experts: None,
-        sliding_window: None,
-    }
-}
-
-fn cluster(speeds: &[f64]) -> Cluster {
-    let device = DeviceType {
-        memory: Bytes(1 << 30),
-        memory_bandwidth: BytesPerSec::new(1e9).unwrap(),
-        peak: [(Dtype::F32, FlopsPerSec::new(1e9).unwrap())].into(),
-        multiprocessors: None,
-        last_level_cache: None,
-        source: String::new(),
-    };
-    let gpus = speeds.iter().enumerate().map(|(id, speed)| Gpu {
-        id: GpuId(id as u32),
-        device_type: "worker".to_owned(),
-        memory: None,
-        speed: Fraction::new(*speed).unwrap(),
-    });
-    Cluster {
-        name: "host".to_owned(),
-        device_types: [("worker".to_owned(), device)].into(),
-        nodes: vec![Node {
-            name: "host".to_owned(),
-            gpus: gpus.collect(),
-            nics: Vec::new(),
-        }],
-        switches: Vec::new(),
-        links: Vec::new(),
-    }
-}
 
 /// One FLOP a second and no bytes: a GEMM lasts `2 m n k` seconds. Memory and attention are free, host
 /// time is `1000 + sequences`, a message `10 + bytes`.
@@ -102,10 +48,6 @@ fn calibration() -> Calibration {
         devices: [("worker".to_owned(), device)].into(),
         links: [(LinkKind::Loopback, loopback)].into(),
     }
-}
-
-fn range(start: u32, end: u32) -> IndexRange {
-    IndexRange::new(start, end).unwrap()
 }
 
 /// Both layers on two ranks: heads 3:1, columns 12:4, rows 6:2, vocabulary 20:12.

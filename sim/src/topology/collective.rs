@@ -127,6 +127,15 @@ impl CollectiveGroup {
         Some(parts.messages * self.alpha_s + parts.bytes * self.seconds_per_byte)
     }
 
+    /// Flows through one device's port in a round: what a byte of loopback's rate is shared by.
+    pub fn flows(&self) -> f64 {
+        match self.algorithm {
+            Algorithm::Alone => 0.0,
+            Algorithm::Mesh => f64::from(self.ranks - 1),
+            Algorithm::Ring => 1.0,
+        }
+    }
+
     /// The same in units of alpha and beta, which is what a fit needs.
     pub fn parts(&self, operator: &Operator) -> Option<CollectiveParts> {
         let rounds = f64::from(self.ranks - 1);
