@@ -2,4 +2,7 @@
 
 pub mod calibrate;
 pub mod cost;
+pub mod engine;
+mod events;
+pub mod scenario;
 pub mod topology;

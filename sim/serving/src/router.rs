@@ -51,8 +51,14 @@ impl Router {
 
     /// Chooses a replica for a request and counts the request as under way; `None` where none is available.
     pub fn route(&mut self) -> Option<ReplicaId> {
+        self.route_where(|_| true)
+    }
+
+    /// The same among the replicas that `can_take` the request.
+    pub fn route_where(&mut self, can_take: impl Fn(ReplicaId) -> bool) -> Option<ReplicaId> {
         let count = self.replicas.len();
-        let open = (0..count).filter(|&index| self.replicas[index].available);
+        let open =
+            (0..count).filter(|&index| self.replicas[index].available && can_take(ReplicaId(index as u32)));
         let chosen = match self.policy {
             RouterPolicy::RoundRobin => open.min_by_key(|index| (index + count - self.next) % count)?,
             RouterPolicy::LeastOutstanding => open.min_by_key(|&index| self.replicas[index].outstanding)?,

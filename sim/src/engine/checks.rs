@@ -1,0 +1,65 @@
+//! What must hold at the end of every run. A breach is a bug of this program and panics with the values.
+
+use infercluster_spec::{ReplicaId, memory};
+
+use super::replica::ReplicaState;
+use super::requests::Requests;
+use crate::scenario::Scenario;
+
+/// Requests, tokens and blocks are conserved; no device ever held more than its memory.
+pub(super) fn verify_end(scenario: &Scenario, replicas: &[ReplicaState], requests: &Requests) {
+    verify_requests(scenario, requests);
+    for (index, replica) in replicas.iter().enumerate() {
+        let id = ReplicaId(index as u32);
+        replica.verify();
+        let ledger = replica.scheduler.ledger();
+        assert_eq!(
+            ledger.free(),
+            ledger.total(),
+            "{id} has blocks without a sequence"
+        );
+        let left = replica.scheduler.running() + replica.scheduler.waiting();
+        assert_eq!(left, 0, "{id} has sequences that never ended");
+        verify_memory(scenario, id, replica.kv_blocks_peak);
+    }
+}
+
+/// Every request of the trace was completed with all its tokens, or skipped.
+fn verify_requests(scenario: &Scenario, requests: &Requests) {
+    let mut sent = 0;
+    for (request, record) in scenario.trace.requests.iter().zip(requests.by_position()) {
+        let Some(record) = record else { continue };
+        sent += 1;
+        let tokens = record.token_times.len() as u64;
+        assert!(
+            record.completed && tokens == request.output.0,
+            "{} ended with {tokens} of {} tokens",
+            request.id,
+            request.output
+        );
+    }
+    let total = scenario.trace.requests.len() as u64;
+    assert_eq!(
+        sent + requests.skipped(),
+        total,
+        "requests sent and skipped make the trace"
+    );
+}
+
+/// Weights, reserve and the blocks in use fit each device of the replica.
+fn verify_memory(scenario: &Scenario, replica: ReplicaId, blocks: u32) {
+    let seats = memory::seats(scenario.layout, scenario.model);
+    for seat in seats.iter().filter(|seat| seat.seat.replica == replica) {
+        let device = scenario.cluster.gpu(seat.gpu);
+        let Some(limit) = device.and_then(|device| scenario.cluster.memory(device)) else {
+            continue;
+        };
+        let kv = seat.memory.kv_block * u64::from(blocks);
+        let used = if blocks == 0 {
+            seat.memory.weights
+        } else {
+            seat.memory.weights + kv + scenario.memory_reserve
+        };
+        assert!(used <= limit, "{} holds {used} of {limit}", seat.gpu);
+    }
+}
