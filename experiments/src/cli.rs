@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, layout, model};
+use crate::commands::{doctor, layout, model, trace};
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
 ///
@@ -29,6 +29,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Model(model::ModelCommand),
+    Trace(trace::TraceCommand),
     Layout(layout::LayoutCommand),
     Doctor(doctor::Doctor),
 }

@@ -8,11 +8,10 @@ use anyhow::{Context as _, anyhow, bail};
 use infercluster_spec::{Bytes, Document, json};
 
 use crate::failure::WithFix as _;
+use crate::screen;
 
 /// Largest document, configuration or layout that is read: far above any real one.
 pub(crate) const DOCUMENT_LIMIT: Bytes = Bytes(64 << 20);
-/// Largest trace that is read.
-pub(crate) const TRACE_LIMIT: Bytes = Bytes(4 << 30);
 
 /// The name that messages use for an input.
 pub(crate) fn name_of(path: &Path) -> String {
@@ -62,24 +61,24 @@ pub(crate) fn read_document<T: Document>(path: &Path) -> anyhow::Result<T> {
     Ok(json::read(&name_of(path), &text)?)
 }
 
-/// Writes a text to a file (whole or not at all) or, for `-`, to standard output.
-pub(crate) fn write_text(path: &Path, text: &str) -> anyhow::Result<()> {
+/// Writes bytes to a file (whole or not at all) or, for `-`, to standard output.
+pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if is_standard(path) {
-        return crate::screen::Screen::new(false).out(text);
+        return screen::to_stdout(bytes);
     }
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    write_through(folder, path, text).with_context(|| path.display().to_string())
+    write_through(folder, path, bytes).with_context(|| path.display().to_string())
 }
 
-fn write_through(folder: &Path, path: &Path, text: &str) -> anyhow::Result<()> {
+fn write_through(folder: &Path, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut file = tempfile::Builder::new()
         .prefix(".infercluster-")
         .permissions(shared_permissions())
         .tempfile_in(folder)?;
-    file.write_all(text.as_bytes())?;
+    file.write_all(bytes)?;
     file.persist(path)?;
     Ok(())
 }
@@ -92,7 +91,7 @@ fn shared_permissions() -> std::fs::Permissions {
 
 /// Writes a document to a file or, for `-`, to standard output.
 pub(crate) fn write_document<T: Document>(path: &Path, document: &T) -> anyhow::Result<()> {
-    write_text(path, &json::write(document))
+    write_bytes(path, json::write(document).as_bytes())
 }
 
 #[cfg(test)]
@@ -114,8 +113,8 @@ mod tests {
     fn a_written_file_is_whole_and_readable() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        write_text(&path, "one").unwrap();
-        write_text(&path, "two").unwrap();
+        write_bytes(&path, b"one").unwrap();
+        write_bytes(&path, b"two").unwrap();
         assert_eq!(read_text(&path, Bytes(10)).unwrap(), "two");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }

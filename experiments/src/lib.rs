@@ -7,10 +7,6 @@
 pub mod cli;
 mod commands;
 mod failure;
-#[expect(
-    dead_code,
-    reason = "the commands that write documents come with their libraries"
-)]
 mod io;
 mod models;
 mod screen;

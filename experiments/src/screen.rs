@@ -57,22 +57,11 @@ impl Screen {
 
     /// Writes a result to stdout, with a final newline.
     pub(crate) fn out(&self, text: impl fmt::Display) -> anyhow::Result<()> {
-        let text = text.to_string();
-        let mut stdout = io::stdout().lock();
-        let written = stdout
-            .write_all(text.as_bytes())
-            .and_then(|()| {
-                if text.ends_with('\n') {
-                    Ok(())
-                } else {
-                    stdout.write_all(b"\n")
-                }
-            })
-            .and_then(|()| stdout.flush());
-        match written {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ClosedPipe.into()),
-            other => other.context("standard output"),
+        let mut text = text.to_string();
+        if !text.ends_with('\n') {
+            text.push('\n');
         }
+        to_stdout(text.as_bytes())
     }
 
     /// Tells the user something that is no result.
@@ -97,6 +86,16 @@ impl Screen {
         bar.set_style(style.expect("the template is well-formed").progress_chars("=> "));
         bar.enable_steady_tick(Duration::from_millis(120));
         bar
+    }
+}
+
+/// Writes to stdout; a reader that went away is [`ClosedPipe`].
+pub(crate) fn to_stdout(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ClosedPipe.into()),
+        other => other.context("standard output"),
     }
 }
 

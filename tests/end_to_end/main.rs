@@ -3,6 +3,7 @@
 mod basics;
 mod layouts;
 mod models;
+mod traces;
 
 use infercluster_tests::program::Program;
 

@@ -1,7 +1,8 @@
 //! Tidiness as a test: the rules that no compiler checks.
 
 mod arrows;
+mod commands;
 mod names;
-mod readme;
+
 mod sources;
 mod words;

@@ -1,6 +1,6 @@
-//! Commands of the documents parse: a renamed flag must not leave a stale README.
+//! Commands of the documents and of the help texts parse: a renamed flag must not leave a stale example.
 
-use clap::Parser as _;
+use clap::{Command, CommandFactory as _, Parser as _};
 use infercluster_experiments::cli::Cli;
 
 use crate::sources::sources;
@@ -10,16 +10,71 @@ fn commands_of_the_documents_parse() {
     let mut count = 0;
     for source in sources().iter().filter(|source| source.path.ends_with(".md")) {
         for command in commands(&source.text) {
-            let words = words(&command);
-            if let Err(error) = Cli::try_parse_from(&words)
-                && error.use_stderr()
-            {
-                panic!("{}: `{command}` does not parse: {error}", source.path);
-            }
+            check_parses(&source.path, &command);
             count += 1;
         }
     }
     assert!(count >= 3, "only {count} commands found: is the README there?");
+}
+
+#[test]
+fn every_command_explains_itself_with_an_example() {
+    let mut root = Cli::command();
+    root.build();
+    for command in leaves(&root) {
+        let name = command
+            .get_bin_name()
+            .unwrap_or_else(|| command.get_name())
+            .to_owned();
+        assert!(
+            command.get_about().is_some(),
+            "`{name}` says nothing about itself"
+        );
+        for argument in command.get_arguments() {
+            assert!(
+                argument.get_help().is_some(),
+                "`{name}`: {argument} is not explained"
+            );
+        }
+        let help = command
+            .get_after_help()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let examples: Vec<&str> = help
+            .lines()
+            .map(|line| line.trim_start_matches("Example:").trim())
+            .filter(|line| line.starts_with("infercluster "))
+            .collect();
+        assert!(!examples.is_empty(), "`{name}` has no example");
+        for example in examples {
+            assert!(
+                example.starts_with(&name),
+                "`{name}` has an example of another command: {example}"
+            );
+            check_parses(&format!("help of `{name}`"), example);
+        }
+    }
+}
+
+/// Commands without commands of their own, the built-in help left out.
+fn leaves(command: &Command) -> Vec<&Command> {
+    let mut subcommands = command.get_subcommands().peekable();
+    if subcommands.peek().is_none() {
+        return vec![command];
+    }
+    subcommands
+        .filter(|inner| inner.get_name() != "help" && !inner.is_hide_set())
+        .flat_map(leaves)
+        .collect()
+}
+
+#[track_caller]
+fn check_parses(place: &str, command: &str) {
+    if let Err(error) = Cli::try_parse_from(words(command))
+        && error.use_stderr()
+    {
+        panic!("{place}: `{command}` does not parse: {error}");
+    }
 }
 
 /// Calls of the program inside code blocks, continued lines joined, the program's name first.
