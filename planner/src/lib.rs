@@ -5,5 +5,6 @@
 pub mod apportion;
 #[cfg(test)]
 mod fixtures;
+pub mod migrate;
 pub mod proportional;
 pub mod proportions;
