@@ -106,4 +106,66 @@ pub enum InventoryError {
         /// The limit.
         limit: u64,
     },
+    /// A field of a TOML file that cannot be read.
+    #[error("{file}:{line}: field `{field}`: {message}")]
+    Field {
+        /// Which file.
+        file: String,
+        /// Line, from 1.
+        line: usize,
+        /// Path of the field, such as `node[0].memory`.
+        field: String,
+        /// What is wrong with it, with the accepted units where it lacks one.
+        message: String,
+    },
+    /// A name that the catalogue does not have.
+    #[error("{file}: field `{field}`: the catalogue has no {kind} `{found}`, near are {near}")]
+    UnknownType {
+        /// Which file.
+        file: String,
+        /// Path of the field.
+        field: String,
+        /// What was looked for: a device or a link.
+        kind: &'static str,
+        /// The name that was asked for.
+        found: String,
+        /// Names like it, or all of them.
+        near: String,
+    },
+    /// A name that would mean two entries of the catalogue.
+    #[error("{file}: field `{field}`: name `{name}` already belongs to {kind} `{owner}`")]
+    NameTaken {
+        /// Which file.
+        file: String,
+        /// Path of the field.
+        field: String,
+        /// The name.
+        name: String,
+        /// A device or a link.
+        kind: &'static str,
+        /// The entry that has it.
+        owner: String,
+    },
+    /// More than any cluster has, before anything is allocated for it.
+    #[error("{file}: field `{field}` asks for {found} {what}, at most {limit} are accepted")]
+    TooMany {
+        /// Which file.
+        file: String,
+        /// Path of the field.
+        field: String,
+        /// What is counted.
+        what: &'static str,
+        /// How many are asked for.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// Figures or connections that the file leaves open, all of them.
+    #[error("{file} leaves open:{}", open.iter().map(|item| format!("\n  {item}")).collect::<String>())]
+    Open {
+        /// Which file.
+        file: String,
+        /// What is asked for, each with the key that answers it.
+        open: Vec<String>,
+    },
 }

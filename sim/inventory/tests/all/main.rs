@@ -1,4 +1,6 @@
 //! Everything that the crate promises about files, in one binary.
 
+mod catalogue;
+mod cluster_files;
 mod configs;
 mod reference;
