@@ -1,4 +1,3 @@
-//! Under construction.
 //! Runs a layout on real devices: kernels, checkpoints, workers, coordinator and service.
 //!
 //! Knows neither the simulator nor the planner: it takes a `Layout` or a `MigrationPlan` and checks it again.
@@ -7,8 +6,11 @@ pub mod backend;
 pub mod checkpoint;
 pub mod clock;
 pub mod comm;
+pub mod coordinator;
 pub mod kv;
 pub mod launch;
 pub mod model;
+pub mod speed;
 pub mod step;
 pub mod wire;
+pub mod worker;

@@ -3,13 +3,13 @@
 use infercluster_spec::Rank;
 
 use super::{CommError, Communicator};
-use crate::backend::Cpu;
+use crate::backend::Backend;
 
 /// A rank without peers: a gather is a copy, a sum is what is there.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Solo;
 
-impl Communicator<Cpu> for Solo {
+impl<B: Backend<Buffer = Vec<f32>>> Communicator<B> for Solo {
     fn rank(&self) -> Rank {
         Rank(0)
     }

@@ -7,7 +7,7 @@ use infercluster_spec::Rank;
 
 use super::exchange::{self, Lane};
 use super::{CommError, Communicator};
-use crate::backend::Cpu;
+use crate::backend::Backend;
 
 /// Elements of a vector below which every rank sends it whole and adds it up alone.
 const WHOLE_REDUCE_LIMIT: usize = 4096;
@@ -123,7 +123,7 @@ impl TcpCommunicator {
     }
 }
 
-impl Communicator<Cpu> for TcpCommunicator {
+impl<B: Backend<Buffer = Vec<f32>>> Communicator<B> for TcpCommunicator {
     fn rank(&self) -> Rank {
         self.rank
     }

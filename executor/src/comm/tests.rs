@@ -7,6 +7,9 @@ use std::time::Duration;
 use infercluster_spec::Rank;
 
 use super::*;
+use crate::backend::Cpu;
+
+type Comm = Box<dyn Communicator<Cpu>>;
 
 const PATIENT: Duration = Duration::from_secs(20);
 
@@ -18,7 +21,7 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// A communicator a rank, all connected.
-fn group(ranks: usize, deadline: Duration) -> Vec<TcpCommunicator> {
+fn group(ranks: usize, deadline: Duration) -> Vec<Comm> {
     let mut sockets: Vec<Vec<Option<TcpStream>>> =
         (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
     let pairs = (0..ranks).flat_map(|low| (low + 1..ranks).map(move |high| (low, high)));
@@ -29,12 +32,14 @@ fn group(ranks: usize, deadline: Duration) -> Vec<TcpCommunicator> {
     }
     let ranks = sockets.into_iter().enumerate();
     ranks
-        .map(|(rank, peers)| TcpCommunicator::new(Rank(rank as u32), peers, deadline).unwrap())
+        .map(|(rank, peers)| {
+            Box::new(TcpCommunicator::new(Rank(rank as u32), peers, deadline).unwrap()) as Comm
+        })
         .collect()
 }
 
 /// Runs `body` on every rank at once and returns the results in rank order.
-fn on_all<T: Send>(ranks: usize, body: impl Fn(TcpCommunicator) -> T + Sync) -> Vec<T> {
+fn on_all<T: Send>(ranks: usize, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     let body = &body;
     thread::scope(|scope| {
         let threads: Vec<_> = group(ranks, PATIENT)

@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use infercluster_spec::json::{self, Document, DocumentError};
-use infercluster_spec::{Epoch, GpuId, SequenceId, StepId, Term};
+use infercluster_spec::{Epoch, GpuId, SegmentKind, SequenceId, StepId, Term};
 use serde::{Deserialize, Serialize};
 
+use crate::speed::{Speed, TimesByKind};
 use crate::step::StepDescriptor;
 
 /// A document as JSON text.
@@ -51,8 +52,8 @@ pub struct Prepare {
     pub peers: BTreeMap<GpuId, SocketAddr>,
     /// How long a peer may be silent inside a collective.
     pub peer_deadline: Duration,
-    /// The share of its speed at which an emulated device runs; `None` runs as fast as it can.
-    pub speed: Option<f64>,
+    /// The share of its speed at which an emulated device runs.
+    pub speed: Speed,
 }
 
 /// What the coordinator wants back for one item beside its token.
@@ -86,21 +87,30 @@ pub struct StepOutput {
     pub logits: Option<Vec<f32>>,
 }
 
+/// Where one step's time went on one worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// The step.
+    pub step: StepId,
+    /// Seconds of the step on this worker, without waiting for the stage before.
+    pub wall_s: f64,
+    /// Paced compute seconds by kind of segment.
+    pub compute_s: BTreeMap<SegmentKind, f64>,
+}
+
 /// Where a worker's time went since it was last asked.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct WorkerTimes {
     /// Steps.
     pub steps: u64,
-    /// Segments between collectives.
-    pub segments: u64,
-    /// Seconds in kernels.
-    pub compute_s: f64,
-    /// Seconds of waiting that an emulated device added to be as slow as it should.
-    pub padding_s: f64,
-    /// Seconds in collectives, most of it waiting for slower ranks.
-    pub collective_s: f64,
+    /// Compute and pacing by kind of segment.
+    pub segments: TimesByKind,
+    /// Seconds inside steps: compute, pacing, collectives and waiting for other stages.
+    pub step_s: f64,
     /// Seconds of waiting for activations of the stage before.
     pub upstream_s: f64,
+    /// The latest steps one by one, oldest first; a limited number.
+    pub latest: Vec<StepTimes>,
 }
 
 /// From coordinator to worker.

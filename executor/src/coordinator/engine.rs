@@ -1,0 +1,578 @@
+//! The engine thread: one queue of events, all state in one place.
+//!
+//! Events that wait are taken together, then steps are dispatched, then tokens are delivered: workers never wait
+//! for clients.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use infercluster_serving::{BlockLedger, Router, RouterPolicy, Scheduler};
+use infercluster_spec::memory;
+use infercluster_spec::{Bytes, Epoch, GpuId, Layout, Model, ReplicaId, SequenceId, StepId, Term};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+
+use super::CoordinatorOptions;
+use super::error::{ExecutorError, RequestError};
+use super::fleet::{Fleet, Joined};
+use super::measure::{Measurements, Status, WorkerStatus, step_records};
+use super::replica::Replica;
+use super::request::{GenerationRequest, StreamEvent};
+use crate::clock::{self, Deadline};
+use crate::speed::Speed;
+use crate::wire::message::{DocumentText, FromWorker, Prepare, StepOutput, ToWorker, WorkerTimes};
+
+/// How often workers are pinged and limits are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a failed step waits for the news which worker is lost, which names the cause and not a witness.
+const SUSPICION: Duration = Duration::from_millis(300);
+/// The epoch of the first layout.
+const FIRST_EPOCH: Epoch = Epoch(1);
+/// The reign of a coordinator that nobody contests.
+const FIRST_TERM: Term = Term(1);
+
+/// What reaches the engine.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A worker joined.
+    Joined(Box<Joined>),
+    /// A worker said something.
+    Worker {
+        gpu: GpuId,
+        message: FromWorker,
+        at: Instant,
+    },
+    /// A worker's connection ended.
+    Lost { gpu: GpuId, reason: String },
+    /// A new request.
+    Submit {
+        sequence: SequenceId,
+        request: GenerationRequest,
+        stream: UnboundedSender<StreamEvent>,
+    },
+    /// A client went away.
+    Cancel(SequenceId),
+    /// A question about the state.
+    Status(oneshot::Sender<Status>),
+    /// A question about times.
+    Measure(oneshot::Sender<Measurements>),
+    /// The end.
+    Stop,
+}
+
+/// A step failed on a worker, maybe because another is lost.
+struct Suspicion {
+    due: Instant,
+    replica: ReplicaId,
+    error: RequestError,
+}
+
+/// An answer about times that is being collected.
+struct Collection {
+    reply: oneshot::Sender<Measurements>,
+    missing: BTreeSet<GpuId>,
+    workers: BTreeMap<GpuId, WorkerTimes>,
+    elapsed: Duration,
+}
+
+/// All state of a coordinator.
+pub(super) struct Engine {
+    options: CoordinatorOptions,
+    sender: Sender<Event>,
+    queue: Receiver<Event>,
+    fleet: Fleet,
+    router: Router,
+    replicas: Vec<Replica>,
+    owners: BTreeMap<SequenceId, ReplicaId>,
+    suspicions: Vec<Suspicion>,
+    collection: Option<Collection>,
+    window: Instant,
+    refused: u64,
+}
+
+impl Engine {
+    /// Starts the workers and loads the first layout.
+    pub(super) fn start(options: CoordinatorOptions) -> Result<Self, ExecutorError> {
+        let (sender, queue) = mpsc::channel();
+        let pools = kv_pools(&options)?;
+        let replicas = build_replicas(&options, &pools)?;
+        let gpus = &options.layout.gpus;
+        let fleet = Fleet::start(&options.launch, gpus, &sender, &queue, options.limits.join)?;
+        let capacities: Vec<u64> = pools.iter().map(|pool| u64::from(*pool)).collect();
+        let mut engine = Self {
+            options,
+            sender,
+            queue,
+            fleet,
+            router: Router::new(RouterPolicy::default(), &capacities),
+            replicas,
+            owners: BTreeMap::new(),
+            suspicions: Vec::new(),
+            collection: None,
+            window: clock::now(),
+            refused: 0,
+        };
+        engine.load(&pools)?;
+        engine.window = clock::now();
+        Ok(engine)
+    }
+
+    /// A handle of the queue.
+    pub(super) fn sender(&self) -> Sender<Event> {
+        self.sender.clone()
+    }
+
+    /// Prepares the first layout on all its workers and waits until every one is ready.
+    fn load(&mut self, pools: &[u32]) -> Result<(), ExecutorError> {
+        let mut missing = BTreeSet::new();
+        for (seat, gpu) in self.options.layout.seats() {
+            let prepare = self.prepare(gpu, pools[seat.replica.index()]);
+            missing.insert(gpu);
+            self.fleet.send([&gpu], &ToWorker::Prepare(Box::new(prepare)));
+        }
+        let deadline = Deadline::after(self.options.limits.load);
+        while let Some(&gpu) = missing.first() {
+            let event = deadline
+                .remaining()
+                .and_then(|left| self.queue.recv_timeout(left).ok());
+            match event {
+                Some(Event::Worker { gpu, message, .. }) => match message {
+                    FromWorker::Ready { epoch, .. } if epoch == FIRST_EPOCH => {
+                        missing.remove(&gpu);
+                    }
+                    FromWorker::PrepareFailed { epoch, reason } => {
+                        return Err(ExecutorError::Prepare { gpu, epoch, reason });
+                    }
+                    _ => {}
+                },
+                Some(Event::Lost { gpu, reason }) => {
+                    let description = self.fleet.note_lost(gpu, &reason);
+                    return Err(ExecutorError::Lost { gpu, description });
+                }
+                Some(_) => {}
+                None => {
+                    return Err(ExecutorError::Load {
+                        gpu,
+                        epoch: FIRST_EPOCH,
+                        waited_ms: deadline.waited().as_millis() as u64,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, gpu: GpuId, kv_blocks: u32) -> Prepare {
+        let options = &self.options;
+        Prepare {
+            term: FIRST_TERM,
+            epoch: FIRST_EPOCH,
+            model: DocumentText::of(&options.model),
+            layout: DocumentText::of(&options.layout),
+            model_dir: options.model_dir.clone(),
+            kv_blocks,
+            token_budget: options.engine.token_budget,
+            peers: self.fleet.addresses(),
+            peer_deadline: options.limits.step,
+            speed: options.speeds.get(&gpu).copied().unwrap_or(Speed::FULL),
+        }
+    }
+
+    /// Works until it is told to stop.
+    pub(super) fn run(mut self) {
+        let mut next_tick = clock::now() + TICK;
+        loop {
+            let now = clock::now();
+            if now >= next_tick {
+                self.tick();
+                next_tick = now + TICK;
+            }
+            self.judge_suspicions();
+            let due = self.suspicions.iter().map(|suspicion| suspicion.due).min();
+            let wake = due.map_or(next_tick, |due| due.min(next_tick));
+            match self.queue.recv_timeout(wake.saturating_duration_since(now)) {
+                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if self.drain().is_break() {
+                break;
+            }
+            self.dispatch();
+            for replica in &mut self.replicas {
+                replica.deliver();
+            }
+        }
+        for index in 0..self.replicas.len() {
+            self.fail(ReplicaId(index as u32), &RequestError::Stopped);
+            self.replicas[index].deliver();
+        }
+    }
+
+    /// Takes what waits already, so that requests that come together start together.
+    fn drain(&mut self) -> std::ops::ControlFlow<()> {
+        while let Ok(event) = self.queue.try_recv() {
+            if matches!(event, Event::Stop) {
+                return std::ops::ControlFlow::Break(());
+            }
+            self.handle(event);
+        }
+        std::ops::ControlFlow::Continue(())
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Joined(joined) => self.fleet.admit(*joined),
+            Event::Worker { gpu, message, at } => {
+                self.fleet.hear(gpu);
+                self.hear(gpu, message, at);
+            }
+            Event::Lost { gpu, reason } => self.lose(gpu, &reason),
+            Event::Submit {
+                sequence,
+                request,
+                stream,
+            } => self.submit(sequence, request, stream),
+            Event::Cancel(sequence) => {
+                if let Some(replica) = self.owners.remove(&sequence) {
+                    self.replicas[replica.index()].cancel(sequence);
+                    self.router.finished(replica);
+                }
+            }
+            Event::Status(reply) => {
+                // Whoever asked may have given up.
+                let _ = reply.send(self.status());
+            }
+            Event::Measure(reply) => self.measure(reply),
+            // Taken care of by whoever reads the queue.
+            Event::Stop => {}
+        }
+    }
+
+    fn submit(
+        &mut self,
+        sequence: SequenceId,
+        request: GenerationRequest,
+        stream: UnboundedSender<StreamEvent>,
+    ) {
+        if let Err(error) = self.place(sequence, request, &stream) {
+            self.refused += 1;
+            // A client that is gone has nothing to hear.
+            let _ = stream.send(StreamEvent::Failed(error));
+        }
+    }
+
+    fn place(
+        &mut self,
+        sequence: SequenceId,
+        request: GenerationRequest,
+        stream: &UnboundedSender<StreamEvent>,
+    ) -> Result<(), RequestError> {
+        let vocab = self.options.model.vocab;
+        if let Some(&token) = request.prompt.iter().find(|token| **token >= vocab) {
+            return Err(RequestError::UnknownToken { token, vocab });
+        }
+        let Some(replica) = self.router.route() else {
+            let failure = self.replicas.iter().find_map(Replica::failure);
+            return Err(failure.cloned().unwrap_or(RequestError::Stopped));
+        };
+        let added = self.replicas[replica.index()].add(sequence, request, stream.clone());
+        match added {
+            Ok(()) => {
+                self.owners.insert(sequence, replica);
+            }
+            Err(_) => self.router.finished(replica),
+        }
+        added
+    }
+
+    fn hear(&mut self, gpu: GpuId, message: FromWorker, at: Instant) {
+        match message {
+            FromWorker::StepDone {
+                term,
+                epoch,
+                step,
+                outputs,
+            } => self.complete(gpu, (term, epoch, step), outputs, at),
+            FromWorker::StepFailed {
+                step, reason, peer, ..
+            } => self.suspect(gpu, step, &reason, peer),
+            FromWorker::Times(times) => self.collect(gpu, Some(times)),
+            FromWorker::Switched { epoch, step } => tracing::debug!("{gpu} computes {epoch} since {step}"),
+            FromWorker::Ready { .. } | FromWorker::PrepareFailed { .. } => {
+                tracing::warn!("{gpu} prepared a layout that nobody asked for");
+            }
+            FromWorker::Joined { .. } | FromWorker::Pong => {}
+        }
+    }
+
+    fn replica_of(&self, gpu: GpuId) -> Option<ReplicaId> {
+        let mut replicas = self.replicas.iter();
+        replicas
+            .find(|replica| replica.gpus().any(|holder| *holder == gpu))
+            .map(|replica| replica.id)
+    }
+
+    fn complete(
+        &mut self,
+        gpu: GpuId,
+        (term, epoch, step): (Term, Epoch, StepId),
+        outputs: Vec<StepOutput>,
+        at: Instant,
+    ) {
+        let Some(id) = self.replica_of(gpu) else {
+            return;
+        };
+        let replica = &mut self.replicas[id.index()];
+        // What a failed replica still says is of no use, and another reign's answers are none.
+        if replica.failure().is_some() || term != FIRST_TERM || epoch != replica.epoch {
+            return;
+        }
+        match replica.complete(step, outputs, at, &self.options.eos) {
+            Ok(ended) => self.release(id, &ended),
+            Err(error) => {
+                let description = format!("{gpu} answered {step} wrongly: {error}");
+                self.fail(id, &RequestError::WorkerLost { gpu, description });
+            }
+        }
+    }
+
+    fn release(&mut self, replica: ReplicaId, ended: &[SequenceId]) {
+        for sequence in ended {
+            if self.owners.remove(sequence).is_some() {
+                self.router.finished(replica);
+            }
+        }
+    }
+
+    /// Plans and sends as many steps as may be in flight.
+    fn dispatch(&mut self) {
+        for index in 0..self.replicas.len() {
+            while let Some(order) = self.replicas[index].next_order() {
+                let message = ToWorker::Step(order);
+                let failed = self.fleet.send(self.replicas[index].gpus(), &message);
+                for (gpu, error) in failed {
+                    self.lose(gpu, &format!("cannot be reached: {error}"));
+                }
+            }
+        }
+    }
+
+    /// A step failed: at once where the worker blames itself, else after a moment in which the loss of the
+    /// blamed worker may become known.
+    fn suspect(&mut self, gpu: GpuId, step: StepId, reason: &str, peer: Option<GpuId>) {
+        let Some(replica) = self.replica_of(gpu) else {
+            return;
+        };
+        let blamed = peer.unwrap_or(gpu);
+        let description = format!("{gpu} cannot compute {step}: {reason}");
+        let error = RequestError::WorkerLost {
+            gpu: blamed,
+            description,
+        };
+        if peer.is_none() {
+            self.fail(replica, &error);
+        } else if self.replicas[replica.index()].failure().is_none() {
+            self.suspicions.push(Suspicion {
+                due: clock::now() + SUSPICION,
+                replica,
+                error,
+            });
+        }
+    }
+
+    fn judge_suspicions(&mut self) {
+        let now = clock::now();
+        let (due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.suspicions)
+            .into_iter()
+            .partition(|suspicion| suspicion.due <= now);
+        self.suspicions = later;
+        for suspicion in due {
+            self.fail(suspicion.replica, &suspicion.error);
+        }
+    }
+
+    fn lose(&mut self, gpu: GpuId, reason: &str) {
+        let known = self.fleet.description_of_lost(gpu).is_some();
+        let description = self.fleet.note_lost(gpu, reason);
+        if known {
+            return;
+        }
+        self.collect(gpu, None);
+        if let Some(replica) = self.replica_of(gpu) {
+            self.fail(replica, &RequestError::WorkerLost { gpu, description });
+        }
+    }
+
+    /// Ends a replica's requests, takes it out of routing and frees what its workers hold.
+    fn fail(&mut self, id: ReplicaId, error: &RequestError) {
+        let replica = &mut self.replicas[id.index()];
+        if replica.failure().is_some() {
+            return;
+        }
+        tracing::error!("{id} answers no more: {error}");
+        let ended = replica.fail(error);
+        self.router.set_available(id, false);
+        self.suspicions.retain(|suspicion| suspicion.replica != id);
+        let release = ToWorker::Release {
+            term: FIRST_TERM,
+            epoch: self.replicas[id.index()].epoch,
+        };
+        // A worker that cannot be reached is noticed by its reading thread.
+        let _ = self.fleet.send(self.replicas[id.index()].gpus(), &release);
+        self.release(id, &ended);
+    }
+
+    fn tick(&mut self) {
+        for (gpu, error) in self.fleet.broadcast(&ToWorker::Ping) {
+            self.lose(gpu, &format!("cannot be reached: {error}"));
+        }
+        let limits = self.options.limits;
+        for gpu in self.fleet.silent(limits.silence) {
+            self.lose(
+                gpu,
+                &format!("has said nothing for {} s", limits.silence.as_secs()),
+            );
+        }
+        for index in 0..self.replicas.len() {
+            let replica = &self.replicas[index];
+            let Some((step, started)) = replica.oldest_step() else {
+                continue;
+            };
+            if started.elapsed() > limits.step {
+                let gpu = replica.answerer();
+                let description = format!("{gpu} did not finish {step} within {} s", limits.step.as_secs());
+                self.fail(
+                    ReplicaId(index as u32),
+                    &RequestError::WorkerLost { gpu, description },
+                );
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        let workers = self.fleet.processes().into_iter();
+        Status {
+            replicas: self.replicas.iter().map(Replica::status).collect(),
+            workers: workers
+                .map(|(gpu, process)| WorkerStatus { gpu, process })
+                .collect(),
+            refused: self.refused,
+        }
+    }
+
+    fn measure(&mut self, reply: oneshot::Sender<Measurements>) {
+        // Dropping an older question's reply answers it with "stopped"; only one is collected at a time.
+        let now = clock::now();
+        self.collection = Some(Collection {
+            reply,
+            missing: self.fleet.living(),
+            workers: BTreeMap::new(),
+            elapsed: now - self.window,
+        });
+        self.window = now;
+        for (gpu, error) in self.fleet.broadcast(&ToWorker::TakeTimes) {
+            self.lose(gpu, &format!("cannot be reached: {error}"));
+        }
+        self.finish_collection();
+    }
+
+    fn collect(&mut self, gpu: GpuId, times: Option<WorkerTimes>) {
+        if let Some(collection) = &mut self.collection
+            && collection.missing.remove(&gpu)
+        {
+            collection.workers.extend(times.map(|times| (gpu, times)));
+            self.finish_collection();
+        }
+    }
+
+    fn finish_collection(&mut self) {
+        let Some(collection) = self
+            .collection
+            .take_if(|collection| collection.missing.is_empty())
+        else {
+            return;
+        };
+        let mut steps = Vec::new();
+        for replica in &mut self.replicas {
+            let completed = replica.take_completed();
+            steps.extend(step_records(replica, &completed, &collection.workers));
+        }
+        // Whoever asked may have given up.
+        let _ = collection.reply.send(Measurements {
+            elapsed: collection.elapsed,
+            workers: collection.workers,
+            speeds: self.options.speeds.clone(),
+            steps,
+        });
+    }
+}
+
+/// Blocks of each replica's KV pool.
+fn kv_pools(options: &CoordinatorOptions) -> Result<Vec<u32>, ExecutorError> {
+    let (layout, model) = (&options.layout, &options.model);
+    let replicas = (0..layout.replicas.len()).map(|index| ReplicaId(index as u32));
+    replicas
+        .map(|replica| kv_pool(options, layout, model, replica))
+        .collect()
+}
+
+fn kv_pool(
+    options: &CoordinatorOptions,
+    layout: &Layout,
+    model: &Model,
+    replica: ReplicaId,
+) -> Result<u32, ExecutorError> {
+    let fitting = options.memory.map(|memory| {
+        let blocks = memory::kv_capacity_blocks(layout, model, replica, Bytes::ZERO, |_| Some(memory));
+        (memory, blocks.unwrap_or(u64::from(u32::MAX)))
+    });
+    if let Some((memory, 0)) = fitting {
+        return Err(ExecutorError::Memory {
+            replica,
+            blocks: 0,
+            memory,
+        });
+    }
+    let wanted = options.kv_blocks.map_or_else(|| usual_pool(options), u64::from);
+    let blocks = fitting.map_or(wanted, |(_, fitting)| wanted.min(fitting));
+    Ok(u32::try_from(blocks).unwrap_or(u32::MAX))
+}
+
+/// Where nothing limits it, a pool holds what the batch may hold at once, up to 1 GiB on the fullest worker.
+fn usual_pool(options: &CoordinatorOptions) -> u64 {
+    const USUAL: u64 = 1 << 30;
+    let (layout, model) = (&options.layout, &options.model);
+    let context = options
+        .engine
+        .max_context
+        .unwrap_or(model.max_positions)
+        .min(model.max_positions);
+    let sequence = u64::from(context.div_ceil(layout.kv.block_size.max(1)));
+    let all = sequence.saturating_mul(u64::from(options.engine.max_sequences));
+    let block = memory::seats(layout, model)
+        .iter()
+        .map(|seat| seat.memory.kv_block.0)
+        .max();
+    all.min(USUAL / block.unwrap_or(1).max(1)).max(sequence).max(1)
+}
+
+fn build_replicas(options: &CoordinatorOptions, pools: &[u32]) -> Result<Vec<Replica>, ExecutorError> {
+    let limit = options.model.max_positions;
+    let mut engine = options.engine;
+    engine.max_context = Some(engine.max_context.map_or(limit, |context| context.min(limit)));
+    let mut replicas = Vec::new();
+    for (index, (copy, &blocks)) in options.layout.replicas.iter().zip(pools).enumerate() {
+        let id = ReplicaId(index as u32);
+        let ledger = BlockLedger::identifying(blocks, options.layout.kv.block_size)?;
+        let scheduler = Scheduler::new(engine, copy.stages.len() as u32, ledger)?;
+        let seats = options
+            .layout
+            .seats()
+            .filter(|(seat, _)| seat.replica == id)
+            .collect();
+        replicas.push(Replica::new(id, FIRST_TERM, FIRST_EPOCH, seats, scheduler));
+    }
+    Ok(replicas)
+}

@@ -1,0 +1,166 @@
+//! The role `coordinator`: starts the workers of a layout, drives the shared scheduler over them and delivers
+//! tokens.
+//!
+//! One engine thread owns all state; everything reaches it as an event in one queue: what workers say, new
+//! requests, cancellations, questions. A lost worker fails the requests of its replica with an error that names
+//! it; the coordinator lives on and answers later requests with the same error.
+
+mod engine;
+mod error;
+mod fleet;
+mod measure;
+mod replica;
+mod request;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use infercluster_spec::validate::validate_layout;
+use infercluster_spec::{Bytes, EngineOptions, GpuId, Layout, Model, SequenceId};
+
+pub use error::{ExecutorError, RequestError};
+pub use fleet::Launch;
+pub use measure::{Measurements, ReplicaStatus, Status, WorkerStatus};
+pub use request::{FinishReason, GenerationRequest, StreamEvent, TokenStream};
+
+use crate::speed::Speed;
+use engine::{Engine, Event};
+
+/// What a coordinator serves and how.
+#[derive(Debug, Clone)]
+pub struct CoordinatorOptions {
+    /// The model.
+    pub model: Model,
+    /// What runs where; its KV block size is the pool's.
+    pub layout: Layout,
+    /// The checkpoint.
+    pub model_dir: PathBuf,
+    /// Batching.
+    pub engine: EngineOptions,
+    /// Blocks of each replica's KV pool; `None` sizes it by memory.
+    pub kv_blocks: Option<u32>,
+    /// Memory that each worker may use, where it is limited.
+    pub memory: Option<Bytes>,
+    /// Emulated speeds; a device that is not named runs as fast as it can.
+    pub speeds: BTreeMap<GpuId, Speed>,
+    /// Token ids that end a sequence.
+    pub eos: Vec<u32>,
+    /// How workers are started.
+    pub launch: Launch,
+    /// Time limits.
+    pub limits: Limits,
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Starting and joining of a worker.
+    pub join: Duration,
+    /// Loading of a layout.
+    pub load: Duration,
+    /// One step; a worker that is silent inside a collective for so long is lost.
+    pub step: Duration,
+    /// Silence of a worker, which answers a ping every second.
+    pub silence: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            join: Duration::from_secs(30),
+            load: Duration::from_secs(600),
+            step: Duration::from_secs(120),
+            silence: Duration::from_secs(20),
+        }
+    }
+}
+
+/// A running coordinator; its workers end when it is dropped.
+#[derive(Debug)]
+pub struct Coordinator {
+    events: Sender<Event>,
+    next_sequence: Arc<AtomicU64>,
+    engine: Option<JoinHandle<()>>,
+}
+
+impl Coordinator {
+    /// Starts workers and loads the layout on them; returns when the first request can run.
+    pub fn start(options: CoordinatorOptions) -> Result<Self, ExecutorError> {
+        validate_layout(&options.layout, &options.model, None)?;
+        let engine = Engine::start(options)?;
+        let events = engine.sender();
+        let thread = thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || engine.run())
+            .map_err(|source| ExecutorError::Thread { source })?;
+        Ok(Self {
+            events,
+            next_sequence: Arc::new(AtomicU64::new(0)),
+            engine: Some(thread),
+        })
+    }
+
+    /// Submits a request; its tokens come from the stream, and dropping the stream cancels it.
+    pub fn submit(&self, request: GenerationRequest) -> TokenStream {
+        let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let submission = Event::Submit {
+            sequence,
+            request,
+            stream: sender.clone(),
+        };
+        if self.events.send(submission).is_err() {
+            // The receiver is at hand: this cannot fail.
+            let _ = sender.send(StreamEvent::Failed(RequestError::Stopped));
+        }
+        TokenStream::new(sequence, receiver, self.events.clone())
+    }
+
+    /// What the coordinator does right now.
+    pub async fn status(&self) -> Result<Status, RequestError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.ask(Event::Status(reply))?;
+        answer.await.map_err(|_| RequestError::Stopped)
+    }
+
+    /// Where the workers' time went since the last call. Answered once the steps dispatched before are done.
+    pub async fn measurements(&self) -> Result<Measurements, RequestError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.ask(Event::Measure(reply))?;
+        answer.await.map_err(|_| RequestError::Stopped)
+    }
+
+    /// [`Self::status`] for threads outside a runtime.
+    pub fn status_blocking(&self) -> Result<Status, RequestError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.ask(Event::Status(reply))?;
+        answer.blocking_recv().map_err(|_| RequestError::Stopped)
+    }
+
+    /// [`Self::measurements`] for threads outside a runtime.
+    pub fn measurements_blocking(&self) -> Result<Measurements, RequestError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.ask(Event::Measure(reply))?;
+        answer.blocking_recv().map_err(|_| RequestError::Stopped)
+    }
+
+    fn ask(&self, event: Event) -> Result<(), RequestError> {
+        self.events.send(event).map_err(|_| RequestError::Stopped)
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        // An engine that ended already has no use for it.
+        let _ = self.events.send(Event::Stop);
+        if let Some(engine) = self.engine.take() {
+            // A panic of the engine was already printed; its workers went with it.
+            let _ = engine.join();
+        }
+    }
+}
