@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod clock;
 pub mod comm;
 pub mod coordinator;
+pub mod generate;
 pub mod kv;
 pub mod launch;
 pub mod model;
