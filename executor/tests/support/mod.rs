@@ -9,7 +9,7 @@ use infercluster_spec::model::{Family, Rope};
 use infercluster_spec::{Dtype, EngineOptions, GpuId, IndexRange, Layout, Model};
 
 /// Small enough for a test, uneven enough to be cut: 6 query heads on 3 KV heads, 4 layers.
-pub fn model() -> Model {
+pub(crate) fn model() -> Model {
     Model {
         name: "made".to_owned(),
         family: Family::Qwen2,
@@ -35,16 +35,16 @@ pub fn model() -> Model {
 }
 
 /// Where layers, heads, columns, rows and vocabulary are cut: each list has one more entry than there are parts.
-pub struct Cuts {
-    pub layers: &'static [u32],
-    pub heads: &'static [u32],
-    pub columns: &'static [u32],
-    pub rows: &'static [u32],
-    pub vocab: &'static [u32],
+pub(crate) struct Cuts {
+    pub(crate) layers: &'static [u32],
+    pub(crate) heads: &'static [u32],
+    pub(crate) columns: &'static [u32],
+    pub(crate) rows: &'static [u32],
+    pub(crate) vocab: &'static [u32],
 }
 
 /// One worker that holds everything.
-pub const WHOLE: Cuts = Cuts {
+pub(crate) const WHOLE: Cuts = Cuts {
     layers: &[0, 4],
     heads: &[0, 6],
     columns: &[0, 160],
@@ -53,7 +53,7 @@ pub const WHOLE: Cuts = Cuts {
 };
 
 /// One replica, every stage cut alike.
-pub fn layout(cuts: &Cuts, reduction: Reduction) -> Layout {
+pub(crate) fn layout(cuts: &Cuts, reduction: Reduction) -> Layout {
     let ranks = cuts.heads.len() - 1;
     let stages = cuts.layers.len() - 1;
     let part = |bounds: &[u32], index: usize| IndexRange::new(bounds[index], bounds[index + 1]).unwrap();
@@ -73,6 +73,8 @@ pub fn layout(cuts: &Cuts, reduction: Reduction) -> Layout {
     };
     let mut layout = Layout::single(&model(), reduction);
     layout.quantum = 1;
+    layout.numerics =
+        infercluster_executor::backend::Backend::numerics(&infercluster_executor::backend::Cpu).to_owned();
     layout.gpus = (0..(ranks * stages) as u32).map(GpuId).collect();
     layout.replicas = vec![Replica {
         role: ReplicaRole::Mixed,
@@ -82,7 +84,7 @@ pub fn layout(cuts: &Cuts, reduction: Reduction) -> Layout {
 }
 
 /// Options with workers on threads.
-pub fn options(model_dir: &Path, layout: Layout) -> CoordinatorOptions {
+pub(crate) fn options(model_dir: &Path, layout: Layout) -> CoordinatorOptions {
     CoordinatorOptions {
         model: model(),
         layout,
