@@ -3,6 +3,7 @@
 //! Start at [`proportional`] for layouts written by hand as proportions.
 
 pub mod apportion;
+pub mod draw;
 #[cfg(test)]
 mod fixtures;
 pub mod migrate;
