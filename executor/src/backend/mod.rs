@@ -10,8 +10,10 @@ mod reference;
 
 use infercluster_spec::{Dtype, IndexRange, KvBlockId};
 
-pub use reference::Reference as Cpu;
+pub use cpu::{Cpu, Matrix};
 pub use reference::Reference;
+
+pub use crate::numerics::Isa;
 
 /// Why a device did not do what was asked.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

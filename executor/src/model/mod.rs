@@ -277,3 +277,12 @@ fn check_supported<B: Backend>(backend: &B, model: &Model, layout: &Layout) -> R
     }
     Ok(())
 }
+
+/// Continues the chain of logit hashes of a request: equal chains mean equal bits in every step.
+pub fn chain_logits(chain: u64, logits: &[f32]) -> u64 {
+    let mut hasher = xxhash_rust::xxh3::Xxh3::with_seed(chain);
+    for logit in logits {
+        hasher.update(&logit.to_le_bytes());
+    }
+    hasher.digest()
+}

@@ -140,8 +140,8 @@ impl Runtime {
         let upstream = mesh.upstream()?;
         let downstream = mesh.downstream()?;
         let checkpoint = Checkpoint::open(&prepare.model_dir)?;
-        let kv = KvStore::new(Cpu, &model, &layout, seat, prepare.kv_blocks)?;
-        let weights = SeatModel::load(Cpu, &checkpoint, &model, &layout, seat)?;
+        let kv = KvStore::new(Cpu::new(), &model, &layout, seat, prepare.kv_blocks)?;
+        let weights = SeatModel::load(Cpu::new(), &checkpoint, &model, &layout, seat)?;
         let stage = mesh.stage(seat.stage);
         Ok(Self {
             epoch: prepare.epoch,

@@ -74,7 +74,8 @@ pub(crate) fn layout(cuts: &Cuts, reduction: Reduction) -> Layout {
     let mut layout = Layout::single(&model(), reduction);
     layout.quantum = 1;
     layout.numerics =
-        infercluster_executor::backend::Backend::numerics(&infercluster_executor::backend::Cpu).to_owned();
+        infercluster_executor::backend::Backend::numerics(&infercluster_executor::backend::Cpu::new())
+            .to_owned();
     layout.gpus = (0..(ranks * stages) as u32).map(GpuId).collect();
     layout.replicas = vec![Replica {
         role: ReplicaRole::Mixed,
