@@ -9,3 +9,4 @@ mod fixtures;
 pub mod migrate;
 pub mod proportional;
 pub mod proportions;
+pub mod replica;

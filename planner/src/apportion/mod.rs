@@ -93,6 +93,19 @@ impl HeadTimes {
         Ok(Self { kv_heads, by_rank })
     }
 
+    /// The same for that many repetitions.
+    pub fn repeated(&self, times: u64) -> Self {
+        Self {
+            kv_heads: self.kv_heads,
+            by_rank: repeated(&self.by_rank, times),
+        }
+    }
+
+    /// Time of rank 0 for a range that touches as few KV heads as it can.
+    pub fn fewest_kv(&self, query_heads: u32, group_size: u32) -> SimDuration {
+        SimDuration(self.of(0, query_heads, query_heads.div_ceil(group_size)))
+    }
+
     fn of(&self, rank: usize, query: u32, kv: u32) -> u64 {
         self.by_rank[rank][query as usize * (self.kv_heads as usize + 1) + kv as usize]
     }
@@ -137,11 +150,28 @@ impl CountTimes {
         })
     }
 
+    /// The same for that many repetitions.
+    pub fn repeated(&self, times: u64) -> Self {
+        Self {
+            by_rank: repeated(&self.by_rank, times),
+        }
+    }
+
+    /// Time of a rank for a count.
+    pub fn of(&self, rank: usize, count: u32) -> SimDuration {
+        SimDuration(self.by_rank[rank][count as usize])
+    }
+
     /// The most units that a rank computes within a limit; `None` where even none takes longer.
     fn most_within(&self, rank: usize, limit: u64) -> Option<u32> {
         let within = self.by_rank[rank].partition_point(|time| *time <= limit);
         (within as u32).checked_sub(1)
     }
+}
+
+fn repeated(by_rank: &[Vec<u64>], times: u64) -> Vec<Vec<u64>> {
+    let repeat = |row: &Vec<u64>| row.iter().map(|time| time.saturating_mul(times)).collect();
+    by_rank.iter().map(repeat).collect()
 }
 
 /// Shares of one group.
