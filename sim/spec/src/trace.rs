@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::RequestId;
+use crate::json::Document;
 use crate::units::{SimTime, Tokens};
 
 /// One request.
@@ -23,6 +24,7 @@ pub struct Request {
 
 /// Requests in arrival order.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Trace {
     /// A name for reports.
     pub name: String,
@@ -31,4 +33,8 @@ pub struct Trace {
     /// Tokens that one of the block hashes covers, where there are hashes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_block: Option<u32>,
+}
+
+impl Document for Trace {
+    const SCHEMA: &'static str = "infercluster-trace/1";
 }

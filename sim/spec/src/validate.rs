@@ -399,7 +399,9 @@ impl Check<'_> {
         held.sort_unstable();
         let singles = held
             .iter()
-            .filter_map(|&expert| IndexRange::new(expert, expert.checked_add(1)?))
+            // The last number has no successor; its neighbour is past every model's experts as well.
+            .map(|&expert| expert.min(u32::MAX - 1))
+            .filter_map(|expert| IndexRange::new(expert, expert + 1))
             .collect();
         self.partition(place, Cut::Experts, singles, total);
     }
