@@ -1,6 +1,7 @@
 //! The program as a user meets it: commands in, exit codes, stdout and stderr out.
 
 mod basics;
+mod checkpoints;
 mod layouts;
 mod models;
 mod traces;

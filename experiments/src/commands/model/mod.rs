@@ -1,6 +1,7 @@
 //! `model show` and `model make`.
 
 mod make;
+mod weights;
 
 use std::path::PathBuf;
 
@@ -11,6 +12,7 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::models;
 use crate::screen::{Screen, facts};
+use weights::Weights;
 
 /// Shows a model, or makes a small random one.
 #[derive(Debug, Args)]
@@ -25,7 +27,7 @@ enum Action {
     Make(make::Make),
 }
 
-/// Shows dimensions, parameters and bytes of a model.
+/// Shows dimensions, parameters and bytes of a model; checks the weights in its folder, where there are some.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: infercluster model show meta-llama-3.1-8b/config.json")]
 struct Show {
@@ -43,6 +45,8 @@ struct Sizes<'a> {
     eos_ids: &'a [u32],
     /// Keys that the file leaves out and the family's defaults filled in.
     assumed: &'a [&'static str],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint: Option<Weights>,
 }
 
 /// Runs the command.
@@ -56,12 +60,17 @@ pub(crate) fn run(command: ModelCommand, screen: &Screen) -> anyhow::Result<Outc
 fn show(arguments: &Show, screen: &Screen) -> anyhow::Result<Outcome> {
     let config = models::read(&arguments.model)?;
     let model = &config.model;
+    let checkpoint = match arguments.model.is_dir() {
+        true => Weights::of(&arguments.model, model)?,
+        false => None,
+    };
     let sizes = Sizes {
         parameters: model.params(),
         weight_bytes: model.weight_bytes().0,
         kv_bytes_per_token_bf16: model.kv_bytes_per_token(Dtype::Bf16).0,
         eos_ids: &config.eos_ids,
         assumed: &config.assumed,
+        checkpoint,
         model,
     };
     screen.answer(&sizes, people)?;
@@ -101,6 +110,9 @@ fn people(sizes: &Sizes) -> String {
             format!("{} in bf16", Bytes(sizes.kv_bytes_per_token_bf16)),
         ),
     ]);
+    if let Some(weights) = &sizes.checkpoint {
+        lines.push(("checkpoint", weights.text()));
+    }
     if !sizes.assumed.is_empty() {
         let text = format!(
             "{} (not in the file, defaults of the family)",
