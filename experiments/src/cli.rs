@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, layout, model, trace};
+use crate::commands::{calibrate, cluster, doctor, generate, layout, model, simulate, trace, worker};
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
 ///
@@ -28,8 +28,13 @@ pub struct Cli {
 /// Every command that this build has.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Cluster(cluster::ClusterCommand),
     Model(model::ModelCommand),
     Trace(trace::TraceCommand),
     Layout(layout::LayoutCommand),
+    Simulate(simulate::Simulate),
+    Calibrate(calibrate::Calibrate),
+    Generate(generate::Generate),
+    Worker(worker::Worker),
     Doctor(doctor::Doctor),
 }

@@ -5,10 +5,13 @@
 //! 2 bad input or failure, with one message on stderr.
 
 pub mod cli;
+mod clusters;
 mod commands;
 mod failure;
 mod io;
 mod models;
+mod reports;
+mod running;
 mod screen;
 
 use std::ffi::OsString;

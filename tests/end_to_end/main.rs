@@ -2,8 +2,10 @@
 
 mod basics;
 mod checkpoints;
+mod clusters;
 mod layouts;
 mod models;
+mod simulations;
 mod traces;
 
 use infercluster_tests::program::Program;

@@ -25,7 +25,7 @@ const REPLACED: [(&str, &str); 18] = [
 ];
 
 /// Where such a word is used in another sense: start of the path, word, the sense.
-const OTHER_SENSE: [(&str, &str, &str); 7] = [
+const OTHER_SENSE: [(&str, &str, &str); 6] = [
     (
         "executor/src/",
         "comm",
@@ -46,16 +46,7 @@ const OTHER_SENSE: [(&str, &str, &str); 7] = [
         "efficiency",
         "the share of a datasheet rate that kernels reach",
     ),
-    (
-        "sim/inventory/src/catalogue/",
-        "latency",
-        "of a link, where the word is exact",
-    ),
-    (
-        "sim/spec/src/cluster.rs",
-        "latency",
-        "of a link, where the word is exact",
-    ),
+    ("sim/", "latency", "of a link, where the word is exact"),
     (
         "sim/spec/src/range.rs",
         "partition",

@@ -1,9 +1,14 @@
 //! One module a command: its arguments and what it does with them.
 
+pub(crate) mod calibrate;
+pub(crate) mod cluster;
 pub(crate) mod doctor;
+pub(crate) mod generate;
 pub(crate) mod layout;
 pub(crate) mod model;
+pub(crate) mod simulate;
 pub(crate) mod trace;
+pub(crate) mod worker;
 
 use crate::Outcome;
 use crate::cli::Command;
@@ -14,7 +19,12 @@ pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> 
     match command {
         Command::Layout(arguments) => layout::run(arguments, screen),
         Command::Trace(arguments) => trace::run(arguments, screen),
+        Command::Simulate(arguments) => simulate::run(&arguments, screen),
+        Command::Calibrate(arguments) => calibrate::run(&arguments, screen),
+        Command::Generate(arguments) => generate::run(&arguments, screen),
+        Command::Worker(arguments) => worker::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments, screen),
+        Command::Cluster(arguments) => cluster::run(arguments, screen),
         Command::Model(arguments) => model::run(arguments, screen),
     }
 }
