@@ -5,6 +5,7 @@ pub mod catalogue;
 pub mod cluster_file;
 pub mod config;
 pub mod error;
+pub mod import;
 mod toml_file;
 
 pub use catalogue::Catalogue;

@@ -4,3 +4,4 @@ mod catalogue;
 mod cluster_files;
 mod configs;
 mod reference;
+mod topo_matrix;
