@@ -129,10 +129,30 @@ pub struct Residual {
     pub dtype: Dtype,
     /// Rows that went into the fit.
     pub rows: u32,
+    /// Longest time among them at speed 1, seconds: a prediction past it extrapolates.
+    pub longest_s: f64,
     /// Median of |predicted - measured| / measured.
     pub median_error: f64,
     /// 90th percentile of the same.
     pub p90_error: f64,
     /// Median of (predicted - measured) / measured.
     pub bias: f64,
+}
+
+/// What [`Residual::operator`] says, one name per form.
+pub mod residual_name {
+    /// GEMM.
+    pub const GEMM: &str = "gemm";
+    /// Prefill attention.
+    pub const ATTENTION_PREFILL: &str = "attention_prefill";
+    /// Decode attention.
+    pub const ATTENTION_DECODE: &str = "attention_decode";
+    /// Memory traffic.
+    pub const MEMORY: &str = "memory";
+    /// Host time.
+    pub const HOST_STEP: &str = "host_step";
+    /// Transfers and collectives.
+    pub const EXCHANGE: &str = "exchange";
+    /// Whole steps.
+    pub const STEP: &str = "step";
 }

@@ -224,7 +224,7 @@ pub enum SegmentKind {
     Mlp,
     /// Rows of the down projection (`invariant` only).
     DownRows,
-    /// Final norm and rows of the LM head.
+    /// Final norm and rows of the LM head; in a measured step, whatever follows the last collective.
     Head,
 }
 

@@ -19,7 +19,8 @@ use infercluster_spec::{Calibration, Cluster, Dtype, GpuId, Operator, Profile};
 use crate::cost::CostError;
 use operators::{Class, Fitted, Row};
 
-pub use steps::{fit_steps, step_errors};
+pub use residual::Comparison;
+pub use steps::{compare_steps, fit_steps};
 
 /// Why measurements give no calibration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -148,7 +149,7 @@ pub fn fit(profiles: &[Profile], cluster: &Cluster) -> Result<Calibration, Calib
         let device = calibration.devices.entry(device_type.to_owned()).or_default();
         device
             .residuals
-            .push(residual::summary(class.name(), dtype, fitted.errors(&rows)));
+            .push(residual::summary(class.name(), dtype, &fitted.compare(&rows)));
         fitted.store(dtype, device, &mut calibration.links);
     }
     Ok(calibration)
@@ -174,7 +175,7 @@ pub fn cross_validate(
                 shapes: shapes.len(),
             });
         }
-        let mut errors = Vec::with_capacity(rows.len());
+        let mut comparisons = Vec::with_capacity(rows.len());
         for fold in 0..folds {
             let is_held = |row: &&Row| {
                 let position = shapes.binary_search(&operators::weight_shape(&row.operator));
@@ -186,12 +187,12 @@ pub fn cross_validate(
                 kept.into_iter().copied().collect(),
             );
             let fitted: Fitted = operators::fit_class(device_type, class, dtype, &kept)?;
-            errors.extend(fitted.errors(&held));
+            comparisons.extend(fitted.compare(&held));
         }
         residuals
             .entry(device_type.to_owned())
             .or_default()
-            .push(residual::summary(class.name(), dtype, errors));
+            .push(residual::summary(class.name(), dtype, &comparisons));
     }
     Ok(residuals)
 }

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use infercluster_spec::calibration::{AffineFit, DecodeFit, DeviceCalibration, LinkFit, RooflineFit};
+use infercluster_spec::calibration::{
+    AffineFit, DecodeFit, DeviceCalibration, LinkFit, RooflineFit, residual_name,
+};
 use infercluster_spec::cluster::LinkKind;
 use infercluster_spec::{Dtype, Operator};
 
 use super::CalibrateError;
+use super::residual::Comparison;
 use super::solver::{self, Parameter};
-use crate::cost::{HeadShare, affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
+use crate::cost::{AMOUNT_DTYPE, HeadShare, affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
 
 /// One measured operator at speed 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,12 +49,12 @@ impl Class {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Gemm => "gemm",
-            Self::AttentionPrefill => "attention_prefill",
-            Self::AttentionDecode => "attention_decode",
-            Self::Memory => "memory",
-            Self::HostStep => "host_step",
-            Self::Exchange => "exchange",
+            Self::Gemm => residual_name::GEMM,
+            Self::AttentionPrefill => residual_name::ATTENTION_PREFILL,
+            Self::AttentionDecode => residual_name::ATTENTION_DECODE,
+            Self::Memory => residual_name::MEMORY,
+            Self::HostStep => residual_name::HOST_STEP,
+            Self::Exchange => residual_name::EXCHANGE,
         }
     }
 
@@ -64,7 +67,7 @@ impl Class {
     pub(super) fn dtype(self, dtype: Dtype) -> Dtype {
         match self {
             Self::Gemm | Self::AttentionPrefill | Self::AttentionDecode => dtype,
-            Self::Memory | Self::HostStep | Self::Exchange => Dtype::F32,
+            Self::Memory | Self::HostStep | Self::Exchange => AMOUNT_DTYPE,
         }
     }
 
@@ -114,10 +117,13 @@ enum Form {
 }
 
 impl Fitted {
-    /// Signed relative errors on rows.
-    pub(super) fn errors(&self, rows: &[Row]) -> Vec<f64> {
+    /// Predictions beside measured rows.
+    pub(super) fn compare(&self, rows: &[Row]) -> Vec<Comparison> {
         rows.iter()
-            .map(|row| (self.form.seconds(self.dtype, &row.operator) - row.seconds) / row.seconds)
+            .map(|row| Comparison {
+                predicted_s: self.form.seconds(self.dtype, &row.operator),
+                measured_s: row.seconds,
+            })
             .collect()
     }
 

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, LogNormal};
 
-use super::steps::step_errors;
+use super::steps::compare_steps;
 use super::tests::planted;
 use super::*;
 use crate::cost::fixtures::{self, cluster, range};
@@ -208,13 +208,13 @@ fn uneven_layout_and_unseen_batches_within_ten_percent() {
         ];
         for (unseen, what) in cases {
             let check = |calibration: &Calibration| {
-                let errors = step_errors(
+                let comparisons = compare_steps(
                     std::slice::from_ref(&unseen),
                     &cluster(&SPEEDS),
                     &model(),
                     calibration,
                 );
-                residual::summary(what, Dtype::F32, errors.unwrap())
+                residual::summary(what, Dtype::F32, &comparisons.unwrap())
             };
             let (fitted, before) = (check(&calibration), check(&profiled()));
             println!(

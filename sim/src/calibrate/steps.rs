@@ -20,13 +20,16 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use infercluster_spec::calibration::{AffineFit, DeviceCalibration, LinkFit, Residual, StepFit};
+use infercluster_spec::calibration::{
+    AffineFit, DeviceCalibration, LinkFit, Residual, StepFit, residual_name,
+};
 use infercluster_spec::cluster::LinkKind;
 use infercluster_spec::operator::{RankStep, StepRecord};
 use infercluster_spec::{Calibration, Cluster, GpuId, Model, ReplicaId, SegmentKind, StageId, StepRun};
 
+use super::CalibrateError;
+use super::residual::{self, Comparison};
 use super::solver::{self, Parameter};
-use super::{CalibrateError, residual};
 use crate::cost::{AnalyticCost, StageCost};
 
 /// Steps below which nothing is fitted: ten for each of the four terms of the wall time.
@@ -60,7 +63,7 @@ pub fn fit_steps(
             .or_default()
             .push(row);
     }
-    let overhead = fit_walls(&observed.walls).ok_or_else(|| no_fit("step", model))?;
+    let overhead = fit_walls(&observed.walls).ok_or_else(|| no_fit(residual_name::STEP, model))?;
     for (device_type, rows) in types {
         let step = fit_compute(&rows).ok_or_else(|| no_fit(&device_type, model))?;
         let device = calibration.devices.entry(device_type).or_default();
@@ -79,8 +82,8 @@ pub fn fit_steps(
         };
         calibration.links.insert(LinkKind::Loopback, link);
     }
-    let errors = step_errors(runs, cluster, model, &calibration)?;
-    let summary = residual::summary("step", model.dtype, errors);
+    let comparisons = compare_steps(runs, cluster, model, &calibration)?;
+    let summary = residual::summary(residual_name::STEP, model.dtype, &comparisons);
     for device in calibration
         .devices
         .values_mut()
@@ -91,25 +94,28 @@ pub fn fit_steps(
     Ok(calibration)
 }
 
-/// Signed relative errors of predicted wall times, `(predicted - measured) / measured`, in the order of the
-/// runs' steps with work: how a calibration is judged on runs that it has not seen.
-pub fn step_errors(
+/// Predicted beside measured wall times, in the order of the runs' steps with work: how a calibration is
+/// judged on runs that it has not seen.
+pub fn compare_steps(
     runs: &[StepRun],
     cluster: &Cluster,
     model: &Model,
     calibration: &Calibration,
-) -> Result<Vec<f64>, CalibrateError> {
+) -> Result<Vec<Comparison>, CalibrateError> {
     let cost = AnalyticCost::new(cluster, calibration)?;
-    let mut errors = Vec::new();
-    for run in runs {
+    let mut comparisons = Vec::new();
+    for (position, run) in runs.iter().enumerate() {
         let mut stages = BTreeMap::new();
         for record in working(run) {
+            check(position, record)?;
             let stage = resolve(&mut stages, &cost, run, model, record)?;
-            let predicted = stage.step(&record.shape)?.total_s;
-            errors.push((predicted - record.wall_s) / record.wall_s);
+            comparisons.push(Comparison {
+                predicted_s: stage.step(&record.shape)?.total_s,
+                measured_s: record.wall_s,
+            });
         }
     }
-    Ok(errors)
+    Ok(comparisons)
 }
 
 /// Compute of one rank in one kind of segment of one step.
@@ -349,7 +355,7 @@ fn replace_residual(device: &mut DeviceCalibration, summary: &Residual) {
 fn no_fit(device_type: &str, model: &Model) -> CalibrateError {
     CalibrateError::NoFit {
         device_type: device_type.to_owned(),
-        class: "step",
+        class: residual_name::STEP,
         dtype: model.dtype,
     }
 }

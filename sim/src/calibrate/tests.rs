@@ -9,7 +9,7 @@ use rand_distr::{Distribution, LogNormal};
 
 use super::*;
 use crate::cost::fixtures::cluster;
-use crate::cost::{AnalyticCost, CostModel};
+use crate::cost::{AnalyticCost, CostModel, Origin};
 
 /// A device whose every parameter is known.
 pub(super) fn planted() -> Calibration {
@@ -174,6 +174,18 @@ fn planted_parameters_come_back() {
             assert!(residual.median_error < 0.05, "{residual:?}");
         }
     }
+}
+
+#[test]
+fn a_prediction_past_the_evidence_says_so() {
+    let host = cluster(&[1.0]);
+    let cost = AnalyticCost::new(&host, &fit(&[profile(1.0)], &host).unwrap()).unwrap();
+    let origin = |m| cost.origin(GpuId(0), Dtype::F32, &Operator::Gemm { m, n: 4096, k: 4096 });
+    assert_eq!(origin(512), Ok(Origin::Calibrated));
+    assert_eq!(origin(8192), Ok(Origin::Extrapolated));
+    // Half precision was not measured, and runs on the single-precision peak.
+    let half = cost.origin(GpuId(0), Dtype::F16, &Operator::Gemm { m: 1, n: 1, k: 1 });
+    assert_eq!(half, Ok(Origin::Datasheet));
 }
 
 #[test]

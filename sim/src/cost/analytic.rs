@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use infercluster_spec::{Calibration, Cluster, Dtype, GpuId, NodeId, Operator, SegmentKind};
 
+use infercluster_spec::calibration::residual_name;
+
 use super::forms::{self, HeadShare};
 use super::rates::{DEFAULT_EFFICIENCY, DefaultEfficiency, DeviceRates};
 use super::{CostError, CostModel, Origin, SegmentCorrection};
@@ -219,7 +221,20 @@ impl CostModel for AnalyticCost {
     }
 
     fn origin(&self, gpu: GpuId, dtype: Dtype, operator: &Operator) -> Result<Origin, CostError> {
-        self.answer(gpu, dtype, operator).map(|(_, origin, _)| origin)
+        let (seconds, origin, _) = self.answer(gpu, dtype, operator)?;
+        let (form, dtype) = match operator {
+            Operator::Gemm { .. } => (residual_name::GEMM, dtype),
+            Operator::AttentionPrefill { .. } => (residual_name::ATTENTION_PREFILL, dtype),
+            Operator::AttentionDecode { .. } => (residual_name::ATTENTION_DECODE, dtype),
+            Operator::HostStep { .. } => (residual_name::HOST_STEP, forms::AMOUNT_DTYPE),
+            _ => (residual_name::MEMORY, forms::AMOUNT_DTYPE),
+        };
+        let longest_s = self.rates(gpu)?.longest_s(form, dtype);
+        let is_past = longest_s.is_some_and(|longest_s| seconds > longest_s);
+        Ok(match origin {
+            Origin::Calibrated if is_past => Origin::Extrapolated,
+            origin => origin,
+        })
     }
 
     fn segment_correction(

@@ -26,6 +26,9 @@ pub(crate) fn activation_bytes(weights: Dtype) -> f64 {
     }
 }
 
+/// The precision under which forms that are linear in an amount are filed: bytes are bytes, whatever they hold.
+pub(crate) const AMOUNT_DTYPE: Dtype = Dtype::F32;
+
 fn stored_bytes(dtype: Dtype) -> f64 {
     dtype.bits() as f64 / 8.0
 }

@@ -14,6 +14,7 @@ mod segments;
 mod share;
 
 pub use analytic::AnalyticCost;
+pub(crate) use forms::AMOUNT_DTYPE;
 pub use forms::{HeadShare, affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
 pub use infercluster_spec::{BatchShape, SegmentKind};
 pub use rates::{DEFAULT_EFFICIENCY, DefaultEfficiency, DeviceRates};
@@ -108,6 +109,8 @@ pub enum CostError {
 pub enum Origin {
     /// Fitted to measurements of this device type and precision.
     Calibrated,
+    /// The same, but longer than anything that was measured: the form is trusted past its evidence.
+    Extrapolated,
     /// Datasheet peaks times [`DEFAULT_EFFICIENCY`].
     Datasheet,
 }

@@ -91,6 +91,8 @@ pub struct DeviceRates {
     memory: Known<AffineFit>,
     host_step: Known<AffineFit>,
     step: Option<StepFit>,
+    /// Longest measured seconds by form and precision.
+    longest_s: BTreeMap<(String, Dtype), f64>,
 }
 
 impl DeviceRates {
@@ -114,6 +116,10 @@ impl DeviceRates {
                 }
             }
             rates.step.clone_from(&calibration.step);
+            let residuals = calibration.residuals.iter();
+            rates.longest_s = residuals
+                .map(|residual| ((residual.operator.clone(), residual.dtype), residual.longest_s))
+                .collect();
         }
         rates
     }
@@ -147,6 +153,11 @@ impl DeviceRates {
         (&self.host_step.value, self.host_step.origin)
     }
 
+    /// Longest seconds, at speed 1, that the fit of a form (`residual_name`) has seen.
+    pub fn longest_s(&self, form: &str, dtype: Dtype) -> Option<f64> {
+        self.longest_s.get(&(form.to_owned(), dtype)).copied()
+    }
+
     /// Corrections from whole steps.
     pub fn step(&self) -> Option<&StepFit> {
         self.step.as_ref()
@@ -167,6 +178,7 @@ impl DeviceRates {
                 per_s: 1.0 / defaults.host_per_sequence_s,
             }),
             step: None,
+            longest_s: BTreeMap::new(),
         };
         // A device without a memory rate has no roofline: no entry, so that asking for it is an error.
         for dtype in Dtype::ALL.into_iter().filter(|_| bandwidth > 0.0) {

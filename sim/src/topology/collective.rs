@@ -2,7 +2,7 @@
 //!
 //! | algorithm | all-gather (largest share L) | all-reduce (vector of V bytes) |
 //! |---|---|---|
-//! | mesh: everyone sends to everyone at once | 1 message, L bytes | 1 message, V bytes |
+//! | mesh: everyone sends to everyone at once | 1 message, L bytes | 1 message, V bytes; past two ranks and 16 KiB, 2 messages, 2 V / R bytes |
 //! | ring of R: R - 1 or 2 (R - 1) rounds | R - 1 messages, (R - 1) L bytes | 2 (R - 1) messages, 2 (R - 1) V / R bytes |
 //!
 //! `seconds_per_byte` is the time of the busiest link when every flow of a round carries one byte: the sum of
@@ -16,9 +16,13 @@
 use std::collections::BTreeMap;
 
 use infercluster_spec::ids::LinkId;
-use infercluster_spec::{GpuId, Operator};
+use infercluster_spec::{Bytes, GpuId, Operator};
 
 use super::{Route, Topology, TopologyError};
+
+/// Vector up to which a mesh of more than two sends it whole; a longer one is reduced by slices that are
+/// then gathered, as the executor does it.
+const WHOLE_REDUCE_LIMIT: Bytes = Bytes(16 << 10);
 
 /// How a group exchanges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +147,14 @@ impl CollectiveGroup {
         match (*operator, self.algorithm) {
             (Operator::AllGather { .. } | Operator::AllReduce { .. }, Algorithm::Alone) => parts(0.0, 0.0),
             (Operator::AllGather { largest, .. }, Algorithm::Mesh) => parts(1.0, largest.as_f64()),
-            (Operator::AllReduce { bytes, .. }, Algorithm::Mesh) => parts(1.0, bytes.as_f64()),
+            (Operator::AllReduce { bytes, .. }, Algorithm::Mesh)
+                if self.ranks <= 2 || bytes <= WHOLE_REDUCE_LIMIT =>
+            {
+                parts(1.0, bytes.as_f64())
+            }
+            (Operator::AllReduce { bytes, .. }, Algorithm::Mesh) => {
+                parts(2.0, 2.0 * bytes.as_f64() / f64::from(self.ranks))
+            }
             (Operator::AllGather { largest, .. }, Algorithm::Ring) => {
                 parts(rounds, rounds * largest.as_f64())
             }

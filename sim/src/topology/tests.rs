@@ -161,6 +161,13 @@ fn workers_without_links_exchange_as_a_mesh_over_loopback() {
         total: Bytes(50),
     };
     assert_eq!(group.seconds(&gather), Some(8.0));
+    // A short vector goes whole: 2 + 2 x 100 / 10. A long one in thirds, twice: 2 x 2 + 2 x 2 x 30000 / 3 / 10.
+    let reduce = |bytes| Operator::AllReduce {
+        ranks: 3,
+        bytes: Bytes(bytes),
+    };
+    assert_eq!(group.seconds(&reduce(100)), Some(22.0));
+    assert_eq!(group.seconds(&reduce(30_000)), Some(4004.0));
     let alone = topology.group(&[GpuId(3)]).unwrap();
     assert_eq!(alone.seconds(&gather), Some(0.0));
     assert!(matches!(

@@ -4,10 +4,10 @@ use std::fmt::Debug;
 
 use infercluster_spec::json::{self, DocumentError};
 use infercluster_spec::migration::{TransferItem, TransferSource};
-use infercluster_spec::operator::StepRun;
 use infercluster_spec::validate::validate_layout;
 use infercluster_spec::{
-    Bytes, Calibration, Cluster, Document, Dtype, GpuId, Layout, MigrationPlan, Model, Profile, Report, Trace,
+    BatchShape, Bytes, Calibration, Cluster, Document, Dtype, GpuId, Layout, MigrationPlan, Model, Profile,
+    Report, SegmentKind, StepRun, Trace,
 };
 
 macro_rules! example {
@@ -103,6 +103,7 @@ fn measurements_calibrations_reports_and_traces_read() {
     let device = &calibration.devices[&profile.device_type];
     assert_eq!(device.provenance, profile.provenance);
     assert!(device.gemm[&Dtype::Bf16].sharpness >= 1.0);
+    assert_eq!(device.step.as_ref().unwrap().scale[&SegmentKind::Mlp], 1.03);
     let report: Report = example!("report");
     assert_eq!(report.requests_per_s, report.completed as f64 / report.duration_s);
     let trace: Trace = example!("trace");
@@ -110,6 +111,20 @@ fn measurements_calibrations_reports_and_traces_read() {
     for request in &trace.requests {
         assert_eq!(request.block_hashes.len() as u64, request.input.0.div_ceil(block));
     }
+}
+
+#[test]
+fn measured_steps_read() {
+    let run: StepRun = example!("steps");
+    validate_layout(&run.layout, &model(), None).unwrap_or_else(|error| panic!("{error}"));
+    // 64 new tokens after none: 64 x 65 / 2 pairs; two sequences of 350 tokens decode.
+    let mut shape = BatchShape::default();
+    shape.add_prefill(64, 0, true);
+    (0..2).for_each(|_| shape.add_decode(350));
+    assert_eq!(run.steps[0].shape, shape);
+    let ranks: Vec<GpuId> = run.steps[0].ranks.iter().map(|rank| rank.gpu).collect();
+    let stage: Vec<GpuId> = run.layout.replicas[0].stages[0].gpus().collect();
+    assert_eq!(ranks, stage);
 }
 
 #[test]
