@@ -20,7 +20,7 @@ use crate::cost::CostError;
 use operators::{Class, Fitted, Row};
 
 pub use residual::Comparison;
-pub use steps::{compare_steps, fit_steps};
+pub use steps::{compare_steps, fit_steps, step_errors};
 
 /// Why measurements give no calibration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

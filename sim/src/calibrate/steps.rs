@@ -118,6 +118,17 @@ pub fn compare_steps(
     Ok(comparisons)
 }
 
+/// Signed relative errors of [`compare_steps`].
+pub fn step_errors(
+    runs: &[StepRun],
+    cluster: &Cluster,
+    model: &Model,
+    calibration: &Calibration,
+) -> Result<Vec<f64>, CalibrateError> {
+    let comparisons = compare_steps(runs, cluster, model, calibration)?;
+    Ok(comparisons.into_iter().map(Comparison::relative_error).collect())
+}
+
 /// Compute of one rank in one kind of segment of one step.
 struct ComputeRow {
     gpu: GpuId,
