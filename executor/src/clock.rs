@@ -61,3 +61,10 @@ impl RunClock {
         self.start + Duration::from_nanos(time.0 / 1_000)
     }
 }
+
+/// Seconds of the calendar since 1970, as the API stamps its answers; zero on a clock set before that.
+pub fn unix_seconds() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

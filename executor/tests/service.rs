@@ -1,0 +1,244 @@
+//! The HTTP service over workers on threads.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+
+use infercluster_executor::checkpoint::make;
+use infercluster_executor::coordinator::Coordinator;
+use infercluster_executor::generate::{GenerateOptions, generate};
+use infercluster_executor::service::{Service, ServiceOptions};
+use infercluster_spec::layout::Reduction;
+use serde_json::{Value, json};
+use support::{Cuts, WHOLE, layout, model, options};
+
+/// A service of one made model.
+struct Running {
+    service: Service,
+    folder: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(cuts: &Cuts) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        make(folder.path(), &model(), 5).unwrap();
+        let coordinator =
+            Coordinator::start(options(folder.path(), layout(cuts, Reduction::Invariant))).unwrap();
+        let options = ServiceOptions {
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            model_name: "made".to_owned(),
+            max_context: 512,
+            model_dir: folder.path().to_owned(),
+        };
+        let service = Service::start(coordinator, &options).unwrap();
+        Self { service, folder }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.service.address())
+    }
+
+    fn post(&self, body: &Value) -> (u16, Value) {
+        let request = ureq::post(self.url("/v1/completions"))
+            .config()
+            .http_status_as_error(false)
+            .build();
+        let mut answer = request.send_json(body).unwrap();
+        (answer.status().as_u16(), answer.body_mut().read_json().unwrap())
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        let request = ureq::get(self.url(path))
+            .config()
+            .http_status_as_error(false)
+            .build();
+        let mut answer = request.call().unwrap();
+        (
+            answer.status().as_u16(),
+            answer.body_mut().read_to_string().unwrap(),
+        )
+    }
+
+    /// The data lines of a streamed answer.
+    fn stream(&self, body: &Value) -> Vec<String> {
+        let answer = ureq::post(self.url("/v1/completions")).send_json(body).unwrap();
+        let lines = BufReader::new(answer.into_body().into_reader()).lines();
+        lines
+            .map(Result::unwrap)
+            .filter_map(|line| line.strip_prefix("data: ").map(str::to_owned))
+            .collect()
+    }
+}
+
+#[test]
+fn completions_whole_and_streamed_agree_with_generate() {
+    let running = Running::start(&WHOLE);
+    let prompts = vec![vec![1, 2, 3], vec![4]];
+    let body = json!({
+        "model": "made", "prompt": prompts, "max_tokens": 5, "ignore_eos": true, "logits_hash": true, "temperature": 0
+    });
+    let direct = Coordinator::start(options(
+        running.folder.path(),
+        layout(&WHOLE, Reduction::Invariant),
+    ))
+    .unwrap();
+    let asked = GenerateOptions {
+        max_tokens: 5,
+        ignore_eos: true,
+        logits: false,
+        logits_hash: true,
+    };
+    let expected = generate(&direct, &prompts, &asked).unwrap();
+
+    let (status, answer) = running.post(&body);
+    assert_eq!(status, 200, "{answer}");
+    for (choice, expected) in answer["choices"].as_array().unwrap().iter().zip(&expected) {
+        assert_eq!(choice["token_ids"], json!(expected.tokens));
+        assert_eq!(
+            choice["logits_hash"],
+            json!(format!("{:016x}", expected.logits_hash.unwrap()))
+        );
+        assert_eq!(choice["finish_reason"], "length");
+    }
+    let usage = json!({ "prompt_tokens": 4, "completion_tokens": 10, "total_tokens": 14 });
+    assert_eq!(answer["usage"], usage);
+
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({ "include_usage": true });
+    let mut lines = running.stream(&streamed);
+    assert_eq!(lines.pop().as_deref(), Some("[DONE]"));
+    let chunks: Vec<Value> = lines
+        .iter()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(chunks.last().unwrap()["usage"], usage);
+    for (index, expected) in expected.iter().enumerate() {
+        let own = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0])
+            .filter(|choice| choice["index"] == json!(index));
+        let own: Vec<&Value> = own.collect();
+        let tokens: Vec<u64> = own
+            .iter()
+            .flat_map(|choice| choice["token_ids"].as_array().unwrap())
+            .map(|id| id.as_u64().unwrap())
+            .collect();
+        assert_eq!(json!(tokens), json!(expected.tokens));
+        assert_eq!(own.len(), 6, "a chunk a token and one for the end");
+        let last = own.last().unwrap();
+        assert_eq!(
+            last["logits_hash"],
+            json!(format!("{:016x}", expected.logits_hash.unwrap()))
+        );
+    }
+}
+
+#[test]
+fn refusals_name_the_parameter() {
+    let running = Running::start(&WHOLE);
+    let cases = [
+        (
+            json!({ "prompt": [1], "temperature": 0.7 }),
+            400,
+            json!("temperature"),
+            "temperature",
+        ),
+        (json!({ "prompt": [1], "top_k": 4 }), 400, json!("top_k"), "top_k"),
+        (json!({ "prompt": "text" }), 400, json!("prompt"), "token ids"),
+        (json!({ "prompt": [97] }), 400, Value::Null, "vocabulary of 97"),
+        (
+            json!({ "prompt": [1], "max_tokens": 600 }),
+            400,
+            Value::Null,
+            "the limit is 512",
+        ),
+        (
+            json!({ "prompt": [1], "max_tokens": 600, "stream": true }),
+            400,
+            Value::Null,
+            "the limit is 512",
+        ),
+        (
+            json!({ "prompt": [1], "model": "other" }),
+            404,
+            Value::Null,
+            "`made` is",
+        ),
+        (json!([1]), 400, Value::Null, "no JSON object"),
+        (
+            json!({ "prompt": "x".repeat(9 << 20) }),
+            413,
+            Value::Null,
+            "limit",
+        ),
+    ];
+    for (body, status, param, message) in cases {
+        let (found, answer) = running.post(&body);
+        assert_eq!(found, status, "{answer}");
+        assert_eq!(answer["error"]["param"], param, "{answer}");
+        assert!(
+            answer["error"]["message"].as_str().unwrap().contains(message),
+            "{answer}"
+        );
+    }
+}
+
+#[test]
+fn health_models_metrics_and_times_are_there() {
+    let running = Running::start(&Cuts {
+        layers: &[0, 1, 4],
+        ..WHOLE
+    });
+    let (status, answer) = running.post(&json!({ "prompt": [1, 2], "max_tokens": 4, "ignore_eos": true }));
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(running.get("/healthz"), (200, "ok\n".to_owned()));
+    assert_eq!(running.get("/readyz"), (200, "ready\n".to_owned()));
+    assert_eq!(running.get("/nowhere").0, 404);
+    let (_, models) = running.get("/v1/models");
+    assert!(models.contains("\"id\":\"made\""), "{models}");
+    let (_, page) = running.get("/metrics");
+    for line in [
+        "vllm:num_requests_running{model_name=\"made\"} 0",
+        "vllm:prompt_tokens_total{model_name=\"made\"} 2",
+        "vllm:generation_tokens_total{model_name=\"made\"} 4",
+        "vllm:request_success_total{model_name=\"made\",finished_reason=\"length\"} 1",
+        "infercluster:steps_total{model_name=\"made\",replica=\"0\"} 4",
+        "infercluster:worker_up{model_name=\"made\",gpu=\"1\"} 1",
+    ] {
+        assert!(
+            page.lines().any(|found| found == line),
+            "{line} is not in\n{page}"
+        );
+    }
+    let mut answer = ureq::post(running.url("/admin/measurements?steps=true"))
+        .send_empty()
+        .unwrap();
+    let measured: Value = answer.body_mut().read_json().unwrap();
+    // Four steps on two stages.
+    assert_eq!(measured["steps"].as_array().unwrap().len(), 8);
+    let busy = measured["busy_fraction"]["weighted"].as_f64().unwrap();
+    assert!(busy > 0.0 && busy <= 1.0, "{measured}");
+}
+
+#[test]
+fn a_client_that_goes_away_cancels() {
+    let running = Running::start(&WHOLE);
+    let body = json!({ "prompt": [1], "max_tokens": 500, "ignore_eos": true, "stream": true });
+    let answer = ureq::post(running.url("/v1/completions"))
+        .send_json(&body)
+        .unwrap();
+    let mut reader = BufReader::new(answer.into_body().into_reader());
+    reader.read_line(&mut String::new()).unwrap();
+    drop(reader);
+    // The next request is answered while or after the first is cancelled; then the counters say so. A bounded
+    // number of further requests gives the cancellation time to arrive without a clock.
+    let cancelled = "vllm:request_success_total{model_name=\"made\",finished_reason=\"abort\"} 1";
+    let seen = (0..500).any(|_| {
+        let (status, _) = running.post(&json!({ "prompt": [2], "max_tokens": 1 }));
+        assert_eq!(status, 200);
+        running.get("/metrics").1.contains(cancelled)
+    });
+    assert!(seen, "{}", running.get("/metrics").1);
+}
