@@ -29,6 +29,7 @@ impl Running {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             model_name: "made".to_owned(),
             max_context: 512,
+            vocab: 97,
             model_dir: folder.path().to_owned(),
         };
         let service = Service::start(coordinator, &options).unwrap();
@@ -220,6 +221,70 @@ fn health_models_metrics_and_times_are_there() {
     assert_eq!(measured["steps"].as_array().unwrap().len(), 8);
     let busy = measured["busy_fraction"]["weighted"].as_f64().unwrap();
     assert!(busy > 0.0 && busy <= 1.0, "{measured}");
+}
+
+#[test]
+fn a_replay_gives_the_same_over_http_and_inside() {
+    use infercluster_executor::replay::{Pace, ReplayOptions, Target, replay, served_model};
+    use infercluster_spec::{Request, RequestId, SimTime, Tokens, Trace};
+
+    let running = Running::start(&WHOLE);
+    let url = running.url("");
+    let served = served_model(&url).unwrap();
+    assert_eq!((served.max_context, served.vocab), (512, 97));
+    // The last of nine requests can never fit.
+    let request = |id: u64| Request {
+        id: RequestId(id),
+        arrival: Some(SimTime(id * 2_000_000_000)),
+        input: Tokens(if id == 8 { 510 } else { 3 + id }),
+        output: Tokens(4),
+        block_hashes: Vec::new(),
+    };
+    let trace = Trace {
+        name: "nine".to_owned(),
+        requests: (0..9).map(request).collect(),
+        hash_block: None,
+    };
+    let options_at = |pace| ReplayOptions {
+        pace,
+        seed: 1,
+        max_context: served.max_context,
+        vocab: served.vocab,
+        logits_hash: true,
+        slo: None,
+    };
+    let direct = Coordinator::start(options(
+        running.folder.path(),
+        layout(&WHOLE, Reduction::Invariant),
+    ))
+    .unwrap();
+    let closed = Pace::Closed {
+        concurrency: 3,
+        duration: None,
+    };
+    let open = Pace::Open { stretch: 0.5 };
+    let mut all = Vec::new();
+    for (target, pace) in [
+        (Target::Url(&url), closed),
+        (Target::Url(&url), open),
+        (Target::Coordinator(&direct), closed),
+        (Target::Coordinator(&direct), open),
+    ] {
+        let outcome = replay(target, &trace, &options_at(pace), &|_| {}).unwrap();
+        let report = &outcome.report;
+        assert_eq!(
+            (report.completed, report.failed, report.skipped),
+            (8, 0, 1),
+            "{outcome:?}"
+        );
+        assert_eq!(report.itl_s.samples, 8 * 3);
+        assert!(report.busy_fraction.as_ref().unwrap().weighted > 0.0 && outcome.is_valid());
+        let mut answers = outcome.answers;
+        answers.sort_by_key(|answer| answer.id);
+        all.push(answers);
+    }
+    assert!(all.iter().all(|answers| *answers == all[0]));
+    assert!(all[0].iter().all(|answer| answer.logits_hash.is_some()));
 }
 
 #[test]

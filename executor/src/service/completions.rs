@@ -110,17 +110,18 @@ struct Answer {
     prompt_tokens: usize,
 }
 
+/// How one choice ended.
+#[derive(Clone, Copy)]
+struct End {
+    reason: FinishReason,
+    logits_hash: Option<u64>,
+    preemptions: u32,
+}
+
 /// The parts of one choice as they come.
 enum Part {
-    Token {
-        text: String,
-        token: u32,
-    },
-    End {
-        text: String,
-        reason: FinishReason,
-        logits_hash: Option<u64>,
-    },
+    Token { text: String, token: u32 },
+    End { text: String, end: End },
     Failed(Failure),
 }
 
@@ -164,14 +165,10 @@ impl Answer {
                         tokens.push(token);
                     }
                     Part::Failed(failure) => return Err(failure),
-                    Part::End {
-                        text: more,
-                        reason,
-                        logits_hash,
-                    } => {
+                    Part::End { text: more, end } => {
                         text.push_str(&more);
                         completion_tokens += tokens.len();
-                        choices.push(choice(index, &text, &tokens, Some(reason), logits_hash));
+                        choices.push(choice(index, &text, &tokens, Some(end)));
                         break;
                     }
                 }
@@ -206,23 +203,18 @@ impl Answer {
     }
 }
 
-fn choice(
-    index: usize,
-    text: &str,
-    tokens: &[u32],
-    reason: Option<FinishReason>,
-    logits_hash: Option<u64>,
-) -> Value {
-    let reason = reason.map(|reason| match reason {
-        FinishReason::Length => "length",
-        FinishReason::Stop => "stop",
-    });
+fn choice(index: usize, text: &str, tokens: &[u32], end: Option<End>) -> Value {
     let mut choice = json!({
-        "index": index, "text": text, "token_ids": tokens, "logprobs": null, "finish_reason": reason,
+        "index": index, "text": text, "token_ids": tokens, "logprobs": null, "finish_reason": null,
     });
-    if let Some(hash) = logits_hash {
+    if let Some(end) = end {
+        choice["finish_reason"] = match end.reason {
+            FinishReason::Length => "length".into(),
+            FinishReason::Stop => "stop".into(),
+        };
+        choice["preemptions"] = end.preemptions.into();
         // A number of 64 bits does not survive every JSON reader.
-        choice["logits_hash"] = format!("{hash:016x}").into();
+        choice["logits_hash"] = end.logits_hash.map(|hash| format!("{hash:016x}")).into();
     }
     choice
 }
@@ -254,14 +246,17 @@ impl Parts {
                     };
                 }
                 Some(StreamEvent::Finished {
-                    reason, logits_hash, ..
+                    reason,
+                    logits_hash,
+                    preemptions,
                 }) => {
+                    let end = End {
+                        reason,
+                        logits_hash,
+                        preemptions,
+                    };
                     return match self.text_of(|detokenizer, tokenizer| detokenizer.finish(tokenizer)) {
-                        Ok(text) => Part::End {
-                            text,
-                            reason,
-                            logits_hash,
-                        },
+                        Ok(text) => Part::End { text, end },
                         Err(failure) => Part::Failed(failure),
                     };
                 }
@@ -332,20 +327,11 @@ impl Chunks {
         let chunk = match part {
             Some((index, Part::Token { text, token })) => {
                 self.completion_tokens += 1;
-                self.answer
-                    .envelope(vec![choice(index, &text, &[token], None, None)])
+                self.answer.envelope(vec![choice(index, &text, &[token], None)])
             }
-            Some((
-                index,
-                Part::End {
-                    text,
-                    reason,
-                    logits_hash,
-                },
-            )) => {
+            Some((index, Part::End { text, end })) => {
                 self.open -= 1;
-                self.answer
-                    .envelope(vec![choice(index, &text, &[], Some(reason), logits_hash)])
+                self.answer.envelope(vec![choice(index, &text, &[], Some(end))])
             }
             Some((_, Part::Failed(failure))) => {
                 // The others are cancelled with the end of this stream.

@@ -65,6 +65,7 @@ struct Shared {
     coordinator: Coordinator,
     model_name: String,
     max_context: u32,
+    vocab: u32,
     tokenizer: Option<Arc<Tokenizer>>,
     started: u64,
 }
@@ -78,6 +79,8 @@ pub struct ServiceOptions {
     pub model_name: String,
     /// The longest context that is accepted.
     pub max_context: u32,
+    /// Size of the vocabulary.
+    pub vocab: u32,
     /// Where `tokenizer.json` may be.
     pub model_dir: PathBuf,
 }
@@ -98,6 +101,7 @@ impl Service {
             coordinator,
             model_name: options.model_name.clone(),
             max_context: options.max_context,
+            vocab: options.vocab,
             tokenizer: load_tokenizer(&options.model_dir)?.map(Arc::new),
             started: clock::unix_seconds(),
         });
@@ -214,7 +218,7 @@ async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
         "object": "list",
         "data": [{
             "id": shared.model_name, "object": "model", "created": shared.started, "owned_by": "infercluster",
-            "max_model_len": shared.max_context,
+            "max_model_len": shared.max_context, "vocab_size": shared.vocab,
         }],
     }))
 }
