@@ -14,6 +14,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod handover;
 pub mod ledger;
 pub mod router;
 pub mod scheduler;

@@ -1,0 +1,837 @@
+//! A store, a network that loses, doubles and reorders, workers with real block contents, and the checkers.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use infercluster_spec::{EngineOptions, Epoch, GpuId, KvBlockId, SequenceId, StepId, Term};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::super::fault::Planted;
+use super::super::*;
+use crate::ledger::BlockLedger;
+use crate::scheduler::{NewSequence, Scheduler};
+
+const BLOCK: u32 = 4;
+const SLICES: u32 = 4;
+/// A token of a sequence, by position.
+type Token = (SequenceId, u32);
+
+/// How much goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trouble {
+    Storm,
+    None,
+}
+
+/// What a run has seen.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tally {
+    pub(super) tokens: u64,
+    pub(super) preemptions: u64,
+    pub(super) committed: u64,
+    pub(super) committed_with_loss: u64,
+    pub(super) aborted: u64,
+    /// Units whose KV went over with a switch.
+    pub(super) carried: u64,
+    pub(super) events: u32,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.preemptions += other.preemptions;
+        self.committed += other.committed;
+        self.committed_with_loss += other.committed_with_loss;
+        self.aborted += other.aborted;
+        self.carried += other.carried;
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Packet {
+    ToRank(GpuId, RankEvent),
+    ToCoordinator(GpuId, Answer),
+}
+
+#[derive(Debug, Clone)]
+struct LanePacket {
+    data: LaneData,
+    contents: Vec<Option<Token>>,
+}
+
+#[derive(Debug, Clone)]
+enum Job {
+    Load(GpuId, HandoverId),
+    Compute(GpuId, StepId),
+    /// A store operation of a reign, then its reply.
+    Write(u64, Record),
+    TakeTerm(u64, Term),
+    Reply(u64, CoordinatorEvent),
+    RankLost(GpuId),
+}
+
+struct Device {
+    machine: RankMachine,
+    /// Shards by layout; false where the content is bad or not there yet.
+    shards: BTreeMap<HandoverId, bool>,
+    kv: BTreeMap<(u32, KvBlockId, u32), Token>,
+    term: Term,
+    last_computed: Option<StepId>,
+}
+
+struct Sent {
+    header: StepHeader,
+    roster: BTreeSet<GpuId>,
+    done: BTreeSet<GpuId>,
+}
+
+pub(super) struct World {
+    random: ChaCha8Rng,
+    planted: Planted,
+    trouble: Trouble,
+    term: Term,
+    record: Record,
+    /// The layout before the record's.
+    layout_before: Option<HandoverId>,
+    layouts: BTreeMap<HandoverId, BTreeMap<GpuId, BTreeSet<u32>>>,
+    lane_slices: BTreeMap<(HandoverId, LaneId), (u32, GpuId, GpuId)>,
+    coordinator: Coordinator,
+    reign: u64,
+    scheduler: Scheduler,
+    devices: BTreeMap<GpuId, Device>,
+    packets: Vec<Packet>,
+    lanes: BTreeMap<(HandoverId, LaneId), VecDeque<LanePacket>>,
+    jobs: Vec<Job>,
+    steps: BTreeMap<StepId, Sent>,
+    tables: BTreeMap<KvUnit, Vec<KvBlockId>>,
+    received: BTreeMap<SequenceId, u32>,
+    next_sequence: u64,
+    next_handover: u64,
+    crashes: u32,
+    tally: Tally,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, planted: Planted, trouble: Trouble) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let gpus = if trouble == Trouble::Storm { 4 } else { 2 };
+        let stages = random.random_range(1..3);
+        let options = EngineOptions {
+            token_budget: 8,
+            max_sequences: 4,
+            max_context: Some(24),
+        };
+        let ledger = BlockLedger::identifying(9, BLOCK).unwrap();
+        let record = Record {
+            term: Term(1),
+            epoch: Epoch(0),
+            layout: HandoverId(0),
+            roster: [GpuId(0)].into(),
+            first_step: StepId(0),
+        };
+        let others = (1..gpus).map(GpuId).collect();
+        let device = |gpu| Device {
+            machine: RankMachine::with_fault(gpu, planted),
+            shards: BTreeMap::new(),
+            kv: BTreeMap::new(),
+            term: Term(0),
+            last_computed: None,
+        };
+        Self {
+            random,
+            planted,
+            trouble,
+            term: Term(1),
+            coordinator: Coordinator::new(Term(1), &record, others, StepId(0)).with_fault(planted),
+            record,
+            layout_before: None,
+            layouts: [(HandoverId(0), [(GpuId(0), (0..SLICES).collect())].into())].into(),
+            lane_slices: BTreeMap::new(),
+            reign: 0,
+            scheduler: Scheduler::new(options, stages, ledger).unwrap(),
+            devices: (0..gpus).map(GpuId).map(|gpu| (gpu, device(gpu))).collect(),
+            packets: Vec::new(),
+            lanes: BTreeMap::new(),
+            jobs: Vec::new(),
+            steps: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            received: BTreeMap::new(),
+            next_sequence: 0,
+            next_handover: 1,
+            crashes: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.random.random_range(0..100) < percent
+    }
+
+    /// One random event of the storm.
+    pub(super) fn happen(&mut self) -> Result<(), String> {
+        match self.random.random_range(0..200) {
+            0..70 => self.deliver_any(),
+            70..100 => self.deliver_lane(),
+            100..140 => self.work_any(),
+            140..160 => self.dispatch(),
+            160..172 => self.tick_any(),
+            172..182 => {
+                self.request();
+                Ok(())
+            }
+            182 => {
+                self.cancel();
+                Ok(())
+            }
+            183..192 => self.begin_random(),
+            192 => self.coordinate(CoordinatorEvent::Deadline),
+            193 if self.crashes < 3 => {
+                self.crashes += 1;
+                match self.random.random_range(0..5) {
+                    4 => self.crash_coordinator(),
+                    gpu => self.crash_rank(GpuId(gpu)),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing breaks any more: every request must end and the layout must settle.
+    pub(super) fn calm_down(&mut self) -> Result<Tally, String> {
+        self.trouble = Trouble::None;
+        for _ in 0..60_000 {
+            if !self.progress()? {
+                let is_done = self.received.is_empty() && self.coordinator.is_settled();
+                if is_done && self.steps.is_empty() {
+                    return self.finish();
+                }
+                self.tick_all()?;
+            }
+        }
+        Err(format!(
+            "stuck: {} sequences live, coordinator {:?}",
+            self.received.len(),
+            self.coordinator
+        ))
+    }
+
+    fn finish(&mut self) -> Result<Tally, String> {
+        for (gpu, device) in &self.devices {
+            let seated = self.record.roster.contains(gpu).then_some(self.record.epoch);
+            if device.machine.epoch() != seated {
+                return Err(format!(
+                    "{gpu} serves {:?}, the record says {seated:?}",
+                    device.machine.epoch()
+                ));
+            }
+        }
+        self.scheduler.check().map_err(|fault| fault.to_string())?;
+        Ok(self.tally.clone())
+    }
+
+    /// The oldest of what waits, in a fixed order; false where nothing does.
+    fn progress(&mut self) -> Result<bool, String> {
+        self.tally.events += 1;
+        if !self.packets.is_empty() {
+            let packet = self.packets.remove(0);
+            self.deliver(packet)?;
+        } else if let Some(lane) = self
+            .lanes
+            .iter()
+            .find(|(_, queue)| !queue.is_empty())
+            .map(|(lane, _)| *lane)
+        {
+            self.deliver_from(lane)?;
+        } else if !self.jobs.is_empty() {
+            let job = self.jobs.remove(0);
+            self.work(job)?;
+        } else {
+            let before = self.scheduler.next_step();
+            self.dispatch()?;
+            return Ok(self.scheduler.next_step() != before);
+        }
+        Ok(true)
+    }
+
+    fn deliver_any(&mut self) -> Result<(), String> {
+        if self.packets.is_empty() {
+            return Ok(());
+        }
+        let index = self.random.random_range(0..self.packets.len());
+        let packet = self.packets.swap_remove(index);
+        match self.random.random_range(0..100) {
+            0..6 => return Ok(()),
+            6..12 => self.packets.push(packet.clone()),
+            _ => {}
+        }
+        self.deliver(packet)
+    }
+
+    fn deliver(&mut self, packet: Packet) -> Result<(), String> {
+        match packet {
+            Packet::ToRank(gpu, event) => self.tell_rank(gpu, event),
+            Packet::ToCoordinator(from, answer) => {
+                if let (Notice::Computed { step }, true) = (&answer.notice, self.coordinator.accepts(&answer))
+                {
+                    self.computed(from, *step)?;
+                }
+                self.coordinate(CoordinatorEvent::Answer { from, answer })
+            }
+        }
+    }
+
+    fn deliver_lane(&mut self) -> Result<(), String> {
+        let busy: Vec<_> = self
+            .lanes
+            .iter()
+            .filter(|(_, queue)| !queue.is_empty())
+            .map(|(lane, _)| *lane)
+            .collect();
+        if busy.is_empty() {
+            return Ok(());
+        }
+        let lane = busy[self.random.random_range(0..busy.len())];
+        self.deliver_from(lane)
+    }
+
+    /// The head of a lane arrives, is lost or comes twice; order stays.
+    fn deliver_from(&mut self, lane: (HandoverId, LaneId)) -> Result<(), String> {
+        let storms = self.trouble == Trouble::Storm;
+        let (is_lost, is_doubled) = (storms && self.chance(8), storms && self.chance(8));
+        let queue = self.lanes.get_mut(&lane).expect("the lane is busy");
+        let packet = if is_doubled {
+            queue.front().cloned()
+        } else {
+            queue.pop_front()
+        };
+        let Some(packet) = packet.filter(|_| !is_lost) else {
+            return Ok(());
+        };
+        let (slice, _, to) = self.lane_slices[&lane];
+        let device = self.devices.get_mut(&to).expect("lanes lead to devices");
+        let actions = device.machine.handle(RankEvent::Data(packet.data));
+        for action in &actions {
+            if let RankAction::Apply(fresh) = action {
+                let table = &self.tables[&fresh.unit];
+                for position in fresh.from..fresh.to {
+                    let content = packet.contents[(position - packet.data.from) as usize];
+                    let cell = (slice, table[(position / BLOCK) as usize], position % BLOCK);
+                    match content {
+                        Some(token) => device.kv.insert(cell, token),
+                        None => device.kv.remove(&cell),
+                    };
+                }
+            }
+        }
+        self.act(to, actions)
+    }
+
+    fn tell_rank(&mut self, gpu: GpuId, event: RankEvent) -> Result<(), String> {
+        let device = self.devices.get_mut(&gpu).expect("the device exists");
+        if let RankEvent::Order(order) = &event {
+            device.term = device.term.max(order.stamp.term);
+        }
+        let actions = device.machine.handle(event);
+        self.act(gpu, actions)
+    }
+
+    fn act(&mut self, gpu: GpuId, actions: Vec<RankAction>) -> Result<(), String> {
+        for action in actions {
+            match action {
+                RankAction::Tell(answer) => self.packets.push(Packet::ToCoordinator(gpu, answer)),
+                RankAction::Load(layout) => {
+                    self.device(gpu).shards.insert(layout, false);
+                    self.jobs.push(Job::Load(gpu, layout));
+                }
+                RankAction::Free(layout) => self.free(gpu, layout)?,
+                RankAction::Ship(data) => self.ship(data),
+                RankAction::Apply(_) => {}
+                RankAction::Confirm(ack) => {
+                    let (_, from, _) = self.lane_slices[&(ack.handover, ack.lane)];
+                    self.packets.push(Packet::ToRank(from, RankEvent::Ack(ack)));
+                }
+                RankAction::Compute { layout, header } => self.compute(gpu, layout, header)?,
+                RankAction::DropKv => {
+                    self.device(gpu).kv.clear();
+                    self.jobs
+                        .retain(|job| !matches!(job, Job::Compute(worker, _) if *worker == gpu));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn device(&mut self, gpu: GpuId) -> &mut Device {
+        self.devices.get_mut(&gpu).expect("the device exists")
+    }
+
+    fn ship(&mut self, data: LaneData) {
+        let lane = (data.handover, data.lane);
+        let (slice, from, _) = self.lane_slices[&lane];
+        let (table, device) = (&self.tables[&data.unit], &self.devices[&from]);
+        let cell = |position: u32| (slice, table[(position / BLOCK) as usize], position % BLOCK);
+        let contents = (data.from..data.to).map(|position| device.kv.get(&cell(position)).copied());
+        let packet = LanePacket {
+            data,
+            contents: contents.collect(),
+        };
+        self.lanes.entry(lane).or_default().push_back(packet);
+    }
+
+    /// An old shard goes only when nobody can need it: safety of the release.
+    fn free(&mut self, gpu: GpuId, layout: HandoverId) -> Result<(), String> {
+        let first_step = self.record.first_step;
+        let no_recovery = self.record.term == self.term && self.devices[&gpu].term == self.term;
+        if Some(layout) == self.layout_before && no_recovery {
+            let lags = |gpu: &&GpuId| {
+                self.devices[gpu]
+                    .last_computed
+                    .is_none_or(|step| step < first_step)
+            };
+            if let Some(laggard) = self.record.roster.iter().find(lags) {
+                return Err(format!(
+                    "{gpu} freed the old shards before {laggard} computed {first_step}"
+                ));
+            }
+        }
+        self.device(gpu).shards.remove(&layout);
+        self.jobs
+            .retain(|job| !matches!(job, Job::Load(worker, shard) if *worker == gpu && *shard == layout));
+        Ok(())
+    }
+
+    /// A rank computes: its layout must be the committed one, its shards good, its KV complete.
+    fn compute(&mut self, gpu: GpuId, layout: HandoverId, header: StepHeader) -> Result<(), String> {
+        let step = header.step;
+        let is_current = header.stamp.term == self.term;
+        let device = self.devices.get_mut(&gpu).expect("the device exists");
+        if header.stamp.term < device.term {
+            return Err(format!(
+                "{gpu} computes {step} for a coordinator that it knows to be deposed"
+            ));
+        }
+        if is_current && header.stamp.epoch != committed_epoch(&self.record, self.term, step) {
+            let epoch = header.stamp.epoch;
+            return Err(format!(
+                "{gpu} computes {step} in {epoch}, which the record does not say"
+            ));
+        }
+        if device.shards.get(&layout) != Some(&true) {
+            return Err(format!("{gpu} computes {step} without verified shards"));
+        }
+        for item in &header.items {
+            let (table, sequence) = (&self.tables[&item.unit], item.unit.sequence);
+            for slice in self.layouts[&layout].get(&gpu).into_iter().flatten() {
+                for position in 0..item.start + item.count {
+                    let cell = (*slice, table[(position / BLOCK) as usize], position % BLOCK);
+                    let expected = (sequence, position);
+                    if position >= item.start {
+                        device.kv.insert(cell, expected);
+                    } else if device.kv.get(&cell) != Some(&expected) {
+                        let found = device.kv.get(&cell);
+                        return Err(format!(
+                            "{gpu} {step}: KV slice {slice} of {expected:?} is {found:?}"
+                        ));
+                    }
+                }
+            }
+        }
+        if is_current {
+            device.last_computed = Some(step);
+        }
+        self.jobs.push(Job::Compute(gpu, step));
+        Ok(())
+    }
+
+    /// A rank has told the coordinator that a step is done; steps complete in order, when all ranks have.
+    fn computed(&mut self, gpu: GpuId, step: StepId) -> Result<(), String> {
+        if let Some(sent) = self
+            .steps
+            .get_mut(&step)
+            .filter(|sent| sent.roster.contains(&gpu))
+        {
+            sent.done.insert(gpu);
+        }
+        while let Some(entry) = self
+            .steps
+            .first_entry()
+            .filter(|entry| entry.get().done == entry.get().roster)
+        {
+            let (step, sent) = entry.remove_entry();
+            if sent.header.stamp.epoch != committed_epoch(&self.record, sent.header.stamp.term, step) {
+                return Err(format!("{step} was accepted from {}", sent.header.stamp.epoch));
+            }
+            let outcome = self
+                .scheduler
+                .complete_step(step, &[])
+                .map_err(|error| error.to_string())?;
+            for token in &outcome.tokens {
+                let received = self
+                    .received
+                    .get_mut(&token.sequence)
+                    .ok_or("a token for the dead")?;
+                if *received != token.index {
+                    return Err(format!(
+                        "{} got token {} after {received}",
+                        token.sequence, token.index
+                    ));
+                }
+                *received += 1;
+                self.tally.tokens += 1;
+            }
+            for finished in &outcome.finished {
+                self.received.remove(&finished.sequence);
+            }
+        }
+        Ok(())
+    }
+
+    fn coordinate(&mut self, event: CoordinatorEvent) -> Result<(), String> {
+        let computed = self.computed_units();
+        let view = ServingView {
+            next_step: self.scheduler.next_step(),
+            lead: 2,
+            is_idle: self.scheduler.running() + self.scheduler.waiting() == 0,
+            computed: &computed,
+            step_tokens: 8,
+        };
+        let actions = self.coordinator.handle(event, view);
+        self.carry_out(actions);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, actions: Vec<CoordinatorAction>) {
+        for action in actions {
+            match action {
+                CoordinatorAction::Tell { to, order } => {
+                    self.packets.push(Packet::ToRank(to, RankEvent::Order(order)));
+                }
+                CoordinatorAction::Write(record) => self.jobs.push(Job::Write(self.reign, record)),
+                CoordinatorAction::TakeTerm { above } => self.jobs.push(Job::TakeTerm(self.reign, above)),
+                CoordinatorAction::LoseKv => self.lose_kv(),
+                CoordinatorAction::Throttle(throttles) => self.scheduler.set_admission(!throttles),
+                CoordinatorAction::Ended(HandoverEnd::Aborted { .. }) => self.tally.aborted += 1,
+                CoordinatorAction::Ended(HandoverEnd::Committed { with_loss, .. }) => {
+                    self.tally.committed += 1;
+                    self.tally.committed_with_loss += u64::from(with_loss);
+                }
+            }
+        }
+    }
+
+    fn lose_kv(&mut self) {
+        self.scheduler.lose_kv();
+        self.steps.clear();
+        self.scheduler.set_admission(true);
+    }
+
+    fn computed_units(&self) -> BTreeMap<KvUnit, u32> {
+        let with_kv = self
+            .scheduler
+            .sequences()
+            .filter(|status| status.computed_tokens > 0);
+        with_kv
+            .map(|status| (status.unit(), status.computed_tokens))
+            .collect()
+    }
+
+    /// Plans a step and sends it, where the gate is open.
+    fn dispatch(&mut self) -> Result<(), String> {
+        let Gate::Go {
+            stamp,
+            is_first,
+            roster,
+        } = self.coordinator.gate(self.scheduler.next_step())
+        else {
+            return Ok(());
+        };
+        let planned = self
+            .scheduler
+            .sequences()
+            .filter(|status| status.planned_tokens > 0);
+        let carried: Vec<KvMark> = planned
+            .map(|status| KvMark {
+                unit: status.unit(),
+                tokens: status.planned_tokens,
+            })
+            .collect();
+        let is_idle = self.scheduler.steps_in_flight().next().is_none();
+        let plan = match self.scheduler.plan_step() {
+            Some(plan) => plan,
+            None if is_idle && self.coordinator.wants_steps() => self.scheduler.plan_empty_step(),
+            None => return Ok(()),
+        };
+        self.tally.preemptions += plan.preempted.len() as u64;
+        self.tally.carried += if is_first { carried.len() as u64 } else { 0 };
+        for item in &plan.items {
+            self.tables.insert(item.unit(), item.block_table.clone());
+        }
+        let item = |item: &crate::scheduler::PlannedItem| ItemMark {
+            unit: item.unit(),
+            start: item.start,
+            count: item.count,
+        };
+        let header = StepHeader {
+            stamp,
+            step: plan.step,
+            items: plan.items.iter().map(item).collect(),
+            released: plan.released,
+            carried: is_first.then_some(carried),
+        };
+        self.send_header(&header, &roster);
+        let done = BTreeSet::new();
+        self.steps.insert(header.step, Sent { header, roster, done });
+        Ok(())
+    }
+
+    fn send_header(&mut self, header: &StepHeader, roster: &BTreeSet<GpuId>) {
+        let packets = roster
+            .iter()
+            .map(|gpu| Packet::ToRank(*gpu, RankEvent::Step(header.clone())));
+        self.packets.extend(packets);
+    }
+
+    fn work_any(&mut self) -> Result<(), String> {
+        if self.jobs.is_empty() {
+            return Ok(());
+        }
+        let index = self.random.random_range(0..self.jobs.len());
+        // The store takes its time, so that steps reach the one that a record names before it is durable.
+        let is_store = matches!(self.jobs[index], Job::Write(..) | Job::TakeTerm(..));
+        if is_store && !self.chance(10) {
+            return Ok(());
+        }
+        let job = self.jobs.remove(index);
+        self.work(job)
+    }
+
+    fn work(&mut self, job: Job) -> Result<(), String> {
+        match job {
+            Job::Load(gpu, layout) => {
+                let fails = self.trouble == Trouble::Storm && self.chance(10);
+                self.device(gpu).shards.insert(layout, !fails);
+                let result = if fails {
+                    Err(RefusalReason::Probe { layer: 0 })
+                } else {
+                    Ok(())
+                };
+                self.tell_rank(gpu, RankEvent::Loaded { layout, result })
+            }
+            Job::Compute(gpu, step) => self.tell_rank(gpu, RankEvent::StepDone(step)),
+            Job::Write(reign, record) => {
+                let follows = record.epoch.0 == self.record.epoch.0 + 1;
+                let event = if record.term == self.term && follows {
+                    self.layout_before = Some(self.record.layout);
+                    self.record = record;
+                    CoordinatorEvent::Written(self.record.layout)
+                } else {
+                    CoordinatorEvent::Outdated(record.term)
+                };
+                self.jobs.push(Job::Reply(reign, event));
+                Ok(())
+            }
+            Job::TakeTerm(reign, above) => {
+                let event = if above == self.term {
+                    self.term = Term(above.0 + 1);
+                    CoordinatorEvent::TermTaken {
+                        term: self.term,
+                        record: self.record.clone(),
+                    }
+                } else {
+                    CoordinatorEvent::Outdated(above)
+                };
+                self.jobs.push(Job::Reply(reign, event));
+                Ok(())
+            }
+            Job::Reply(reign, event) if reign == self.reign => self.coordinate(event),
+            Job::Reply(..) => Ok(()),
+            Job::RankLost(gpu) => self.coordinate(CoordinatorEvent::RankLost(gpu)),
+        }
+    }
+
+    fn tick_any(&mut self) -> Result<(), String> {
+        match self.random.random_range(0..6) {
+            4 => self.coordinate(CoordinatorEvent::Tick),
+            5 => {
+                self.resend_steps();
+                Ok(())
+            }
+            gpu => self.tell_rank(GpuId(gpu), RankEvent::Tick),
+        }
+    }
+
+    fn tick_all(&mut self) -> Result<(), String> {
+        self.coordinate(CoordinatorEvent::Tick)?;
+        self.resend_steps();
+        let gpus: Vec<GpuId> = self.devices.keys().copied().collect();
+        gpus.into_iter()
+            .try_for_each(|gpu| self.tell_rank(gpu, RankEvent::Tick))
+    }
+
+    fn resend_steps(&mut self) {
+        for (step, sent) in std::mem::take(&mut self.steps) {
+            let missing = sent.roster.difference(&sent.done).copied().collect();
+            self.send_header(&sent.header, &missing);
+            self.steps.insert(step, sent);
+        }
+    }
+
+    pub(super) fn request(&mut self) {
+        let (prompt, output) = (self.random.random_range(1..13), self.random.random_range(1..12));
+        let id = SequenceId(self.next_sequence);
+        self.next_sequence += 1;
+        if self.received.len() < 6 && self.scheduler.add(NewSequence::new(id, prompt, output)).is_ok() {
+            self.received.insert(id, 0);
+        }
+    }
+
+    fn cancel(&mut self) {
+        if let Some((id, _)) = self.received.pop_first() {
+            self.scheduler.cancel(id);
+        }
+    }
+
+    /// A handover to a random layout, where none is under way.
+    fn begin_random(&mut self) -> Result<(), String> {
+        let gpus = self.devices.len() as u32;
+        let roster: BTreeSet<GpuId> = (0..3).map(|_| GpuId(self.random.random_range(0..gpus))).collect();
+        let members: Vec<GpuId> = roster.iter().copied().collect();
+        let mut placement: BTreeMap<GpuId, BTreeSet<u32>> = BTreeMap::new();
+        for slice in 0..SLICES {
+            for _ in 0..self.random.random_range(1..3) {
+                let owner = members[self.random.random_range(0..members.len())];
+                placement.entry(owner).or_default().insert(slice);
+            }
+        }
+        self.begin(roster, placement);
+        Ok(())
+    }
+
+    fn begin(&mut self, roster: BTreeSet<GpuId>, placement: BTreeMap<GpuId, BTreeSet<u32>>) {
+        let id = HandoverId(self.next_handover);
+        let old = self.layouts[&self.record.layout].clone();
+        let mut lanes = Vec::new();
+        for (&to, slices) in &placement {
+            for &slice in slices {
+                let holders: Vec<GpuId> = old
+                    .iter()
+                    .filter(|(_, held)| held.contains(&slice))
+                    .map(|(gpu, _)| *gpu)
+                    .collect();
+                if !holders.contains(&to) {
+                    let from = holders[self.random.random_range(0..holders.len())];
+                    let lane = LaneId(lanes.len() as u32);
+                    lanes.push(Lane { id: lane, from, to });
+                    self.lane_slices.insert((id, lane), (slice, from, to));
+                }
+            }
+        }
+        let plan = HandoverPlan {
+            id,
+            old: self.record.roster.clone(),
+            new: roster,
+            lanes,
+        };
+        if let Ok(actions) = self.coordinator.begin(plan) {
+            self.next_handover += 1;
+            self.layouts.insert(id, placement);
+            self.carry_out(actions);
+        }
+    }
+
+    /// The device loses everything; the coordinator hears of it later.
+    fn crash_rank(&mut self, gpu: GpuId) -> Result<(), String> {
+        let planted = self.planted;
+        let device = self.device(gpu);
+        device.machine = RankMachine::with_fault(gpu, planted);
+        device.shards.clear();
+        device.kv.clear();
+        device.term = Term(0);
+        self.jobs
+            .retain(|job| !matches!(job, Job::Load(worker, _) | Job::Compute(worker, _) if *worker == gpu));
+        for (lane, queue) in &mut self.lanes {
+            let (_, from, to) = self.lane_slices[lane];
+            if from == gpu || to == gpu {
+                queue.clear();
+            }
+        }
+        self.jobs.push(Job::RankLost(gpu));
+        Ok(())
+    }
+
+    /// Another coordinator takes a term, reads the record and goes on from the journal.
+    fn crash_coordinator(&mut self) -> Result<(), String> {
+        self.reign += 1;
+        self.term = Term(self.term.0 + 1);
+        self.lose_kv();
+        let others = self
+            .devices
+            .keys()
+            .filter(|gpu| !self.record.roster.contains(gpu))
+            .copied()
+            .collect();
+        let next_step = self.scheduler.next_step();
+        self.coordinator =
+            Coordinator::new(self.term, &self.record, others, next_step).with_fault(self.planted);
+        Ok(())
+    }
+}
+
+/// The epoch in which a step of a term must be computed. A term later than the record's begins with its
+/// adoption, so all its steps are of the record's epoch.
+fn committed_epoch(record: &Record, term: Term, step: StepId) -> Epoch {
+    if term > record.term || step >= record.first_step {
+        record.epoch
+    } else {
+        Epoch(record.epoch.0.saturating_sub(1))
+    }
+}
+
+/// One request of three steps on worker 0, whose layout goes over to workers 0 and 1 meanwhile; in a fixed
+/// order, but for a crash after an event (of worker 0, worker 1 or the coordinator) and a message that is put
+/// off to the end.
+pub(super) fn tiny(crash: Option<(u32, u32)>, late: Option<u32>) -> Result<Tally, String> {
+    let mut world = World::new(0, Planted::default(), Trouble::None);
+    while !world.coordinator.is_settled() {
+        world.tick_all()?;
+        while world.progress()? {}
+    }
+    world.tally.events = 0;
+    let id = SequenceId(0);
+    world
+        .scheduler
+        .add(NewSequence::new(id, 6, 6))
+        .map_err(|refusal| refusal.to_string())?;
+    world.received.insert(id, 0);
+    let placement = [(GpuId(0), [0, 1].into()), (GpuId(1), [1, 2, 3].into())].into();
+    world.begin([GpuId(0), GpuId(1)].into(), placement);
+    let mut put_off = None;
+    for event in 0.. {
+        if Some(event) == late && !world.packets.is_empty() {
+            put_off = Some(world.packets.remove(0));
+        }
+        if let Some((_, victim)) = crash.filter(|(at, _)| *at == event) {
+            match victim {
+                2 => world.crash_coordinator()?,
+                gpu => world.crash_rank(GpuId(gpu))?,
+            }
+        }
+        // Work and network take turns, so that steps run while KV moves.
+        if event % 3 == 0 {
+            world.dispatch()?;
+        }
+        if event % 2 == 0 && !world.jobs.is_empty() {
+            let job = world.jobs.remove(0);
+            world.work(job)?;
+        } else if !world.progress()? {
+            break;
+        }
+    }
+    let events = world.tally.events;
+    if let Some(packet) = put_off {
+        world.deliver(packet)?;
+    }
+    let mut tally = world.calm_down()?;
+    tally.events = events;
+    Ok(tally)
+}
