@@ -10,7 +10,8 @@
 //! 4. **Switch in band.** Headers from S on carry the new epoch. The header of S says up to which mark each
 //!    live unit must arrive; a rank computes an item when its marks are complete.
 //! 5. **Release** once every rank of the new layout has computed S and has every mark, since a unit that sits
-//!    idle at S still owes its tail.
+//!    idle at S still owes its tail, and once the coordinator has the results of S and all before, since an
+//!    old rank that is gone cannot repeat a result that was lost on its way.
 //!
 //! Before the record anything may abort, and the old epoch stays. After it nothing goes back: a lost rank is a
 //! loss in the new epoch. Recovery always takes a new term from the store, reads the record, has the ranks of

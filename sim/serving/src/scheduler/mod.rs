@@ -354,6 +354,13 @@ impl Scheduler {
         self.in_flight.iter().map(|pending| pending.step)
     }
 
+    /// Every step below this one has completed, or was lost with its KV.
+    pub fn completed_below(&self) -> StepId {
+        self.in_flight
+            .front()
+            .map_or(self.next_step, |oldest| oldest.step)
+    }
+
     /// The KV pool.
     pub fn ledger(&self) -> &BlockLedger {
         &self.ledger

@@ -188,11 +188,12 @@ impl Coordinator {
             }
             CoordinatorEvent::Answer { .. } => Vec::new(),
             CoordinatorEvent::Written(layout) => self.written(layout),
-            CoordinatorEvent::Outdated(term) => {
-                if term == self.stamp.term {
-                    self.state = State::Deposed;
-                }
-                Vec::new()
+            CoordinatorEvent::WriteRefused(term) => {
+                // A coordinator that takes a term itself has made its own write outdated.
+                self.depose(term, matches!(self.state, State::Committing { .. }))
+            }
+            CoordinatorEvent::TermRefused(term) => {
+                self.depose(term, matches!(self.state, State::TakingTerm { .. }))
             }
             CoordinatorEvent::RankLost(gpu) => self.rank_lost(gpu),
             CoordinatorEvent::TermTaken { term, record } => self.term_taken(term, &record, view),
@@ -201,6 +202,13 @@ impl Coordinator {
         };
         self.advance(view, &mut actions);
         actions
+    }
+
+    fn depose(&mut self, term: Term, awaits: bool) -> Vec<CoordinatorAction> {
+        if awaits && term == self.stamp.term {
+            self.state = State::Deposed;
+        }
+        Vec::new()
     }
 
     fn listen(&mut self, from: GpuId, notice: Notice) -> Vec<CoordinatorAction> {
@@ -259,7 +267,11 @@ impl Coordinator {
                     actions.extend(self.say_again());
                 }
             }
-            State::Switching { plan, settled, .. } if plan.new.iter().all(|gpu| settled.contains(gpu)) => {
+            State::Switching {
+                plan,
+                first_step,
+                settled,
+            } if view.completed_below > *first_step && plan.new.is_subset(settled) => {
                 self.release(actions);
             }
             State::Releasing { plan, pending, .. } if pending.is_empty() => {

@@ -18,9 +18,11 @@ pub enum CoordinatorEvent {
     },
     /// The record of [`CoordinatorAction::Write`] that made this layout is durable.
     Written(HandoverId),
-    /// The store has refused what was asked in this term: a later one holds. Where it is still this
-    /// coordinator's term, another one reigns.
-    Outdated(Term),
+    /// The store has refused a record that was written in this term, since a later term holds: this
+    /// coordinator's own, or another one's that reigns now.
+    WriteRefused(Term),
+    /// The store has refused a term above this one: another coordinator has taken it.
+    TermRefused(Term),
     /// A rank has died or restarted.
     RankLost(GpuId),
     /// The store has given a higher term, and this is the record that holds in it.
@@ -47,10 +49,10 @@ pub enum CoordinatorAction {
         order: Order,
     },
     /// Swap the record in where the store's term is this record's and its epoch the one before; answer with
-    /// [`CoordinatorEvent::Written`] or [`CoordinatorEvent::Outdated`].
+    /// [`CoordinatorEvent::Written`] or [`CoordinatorEvent::WriteRefused`].
     Write(Record),
     /// Take a term above this one; answer with [`CoordinatorEvent::TermTaken`] or
-    /// [`CoordinatorEvent::Outdated`].
+    /// [`CoordinatorEvent::TermRefused`].
     TakeTerm {
         /// The term that was in force.
         above: Term,
@@ -134,6 +136,8 @@ pub enum HandoverError {
 pub struct ServingView<'a> {
     /// The number of the next step.
     pub next_step: StepId,
+    /// Every step below this one has completed: its results are here.
+    pub completed_below: StepId,
     /// Steps that are planned while a record is written: how far ahead a commit names its step.
     pub lead: u64,
     /// Whether nobody has work: a commit then names the very next step, and the driver sends it empty.

@@ -170,6 +170,7 @@ fn coordinator() -> Coordinator {
 fn view(computed: &std::collections::BTreeMap<KvUnit, u32>) -> ServingView<'_> {
     ServingView {
         next_step: StepId(10),
+        completed_below: StepId(14),
         lead: 3,
         is_idle: false,
         computed,
@@ -237,8 +238,20 @@ fn the_record_names_a_future_step_and_holds_it() {
     assert!(matches!(coordinator.gate(StepId(12)), Gate::Go { stamp, .. } if stamp.epoch == Epoch(0)));
     let first = coordinator.gate(StepId(13));
     assert!(matches!(first, Gate::Go { stamp, is_first: true, .. } if stamp.epoch == Epoch(1)));
-    // Release only after the new rank has settled.
-    let release = tell(&mut coordinator, GpuId(1), Notice::Settled { handover });
+    // Release only after the new rank has settled and the coordinator has the result of step 13.
+    let early = ServingView {
+        completed_below: StepId(13),
+        ..view(&computed)
+    };
+    let settled = CoordinatorEvent::Answer {
+        from: GpuId(1),
+        answer: Answer {
+            term: Term(1),
+            notice: Notice::Settled { handover },
+        },
+    };
+    assert!(coordinator.handle(settled.clone(), early).is_empty());
+    let release = coordinator.handle(settled, view(&computed));
     assert_eq!(release.len(), 2);
 }
 

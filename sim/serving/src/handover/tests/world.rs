@@ -9,10 +9,10 @@ use rand_chacha::ChaCha8Rng;
 use super::super::fault::Planted;
 use super::super::*;
 use crate::ledger::BlockLedger;
-use crate::scheduler::{NewSequence, Scheduler};
+use crate::scheduler::Scheduler;
 
 const BLOCK: u32 = 4;
-const SLICES: u32 = 4;
+pub(super) const SLICES: u32 = 4;
 /// A token of a sequence, by position.
 type Token = (SequenceId, u32);
 
@@ -48,19 +48,19 @@ impl Tally {
 }
 
 #[derive(Debug, Clone)]
-enum Packet {
+pub(super) enum Packet {
     ToRank(GpuId, RankEvent),
     ToCoordinator(GpuId, Answer),
 }
 
 #[derive(Debug, Clone)]
-struct LanePacket {
+pub(super) struct LanePacket {
     data: LaneData,
     contents: Vec<Option<Token>>,
 }
 
 #[derive(Debug, Clone)]
-enum Job {
+pub(super) enum Job {
     Load(GpuId, HandoverId),
     Compute(GpuId, StepId),
     /// A store operation of a reign, then its reply.
@@ -70,45 +70,45 @@ enum Job {
     RankLost(GpuId),
 }
 
-struct Device {
-    machine: RankMachine,
+pub(super) struct Device {
+    pub(super) machine: RankMachine,
     /// Shards by layout; false where the content is bad or not there yet.
-    shards: BTreeMap<HandoverId, bool>,
-    kv: BTreeMap<(u32, KvBlockId, u32), Token>,
-    term: Term,
-    last_computed: Option<StepId>,
+    pub(super) shards: BTreeMap<HandoverId, bool>,
+    pub(super) kv: BTreeMap<(u32, KvBlockId, u32), Token>,
+    pub(super) term: Term,
+    pub(super) last_computed: Option<StepId>,
 }
 
-struct Sent {
+pub(super) struct Sent {
     header: StepHeader,
     roster: BTreeSet<GpuId>,
     done: BTreeSet<GpuId>,
 }
 
 pub(super) struct World {
-    random: ChaCha8Rng,
-    planted: Planted,
-    trouble: Trouble,
-    term: Term,
-    record: Record,
+    pub(super) random: ChaCha8Rng,
+    pub(super) planted: Planted,
+    pub(super) trouble: Trouble,
+    pub(super) term: Term,
+    pub(super) record: Record,
     /// The layout before the record's.
-    layout_before: Option<HandoverId>,
-    layouts: BTreeMap<HandoverId, BTreeMap<GpuId, BTreeSet<u32>>>,
-    lane_slices: BTreeMap<(HandoverId, LaneId), (u32, GpuId, GpuId)>,
-    coordinator: Coordinator,
-    reign: u64,
-    scheduler: Scheduler,
-    devices: BTreeMap<GpuId, Device>,
-    packets: Vec<Packet>,
-    lanes: BTreeMap<(HandoverId, LaneId), VecDeque<LanePacket>>,
-    jobs: Vec<Job>,
-    steps: BTreeMap<StepId, Sent>,
-    tables: BTreeMap<KvUnit, Vec<KvBlockId>>,
-    received: BTreeMap<SequenceId, u32>,
-    next_sequence: u64,
-    next_handover: u64,
-    crashes: u32,
-    tally: Tally,
+    pub(super) layout_before: Option<HandoverId>,
+    pub(super) layouts: BTreeMap<HandoverId, BTreeMap<GpuId, BTreeSet<u32>>>,
+    pub(super) lane_slices: BTreeMap<(HandoverId, LaneId), (u32, GpuId, GpuId)>,
+    pub(super) coordinator: Coordinator,
+    pub(super) reign: u64,
+    pub(super) scheduler: Scheduler,
+    pub(super) devices: BTreeMap<GpuId, Device>,
+    pub(super) packets: Vec<Packet>,
+    pub(super) lanes: BTreeMap<(HandoverId, LaneId), VecDeque<LanePacket>>,
+    pub(super) jobs: Vec<Job>,
+    pub(super) steps: BTreeMap<StepId, Sent>,
+    pub(super) tables: BTreeMap<KvUnit, Vec<KvBlockId>>,
+    pub(super) received: BTreeMap<SequenceId, u32>,
+    pub(super) next_sequence: u64,
+    pub(super) next_handover: u64,
+    pub(super) crashes: u32,
+    pub(super) tally: Tally,
 }
 
 impl World {
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    fn chance(&mut self, percent: u32) -> bool {
+    pub(super) fn chance(&mut self, percent: u32) -> bool {
         self.random.random_range(0..100) < percent
     }
 
@@ -230,7 +230,7 @@ impl World {
     }
 
     /// The oldest of what waits, in a fixed order; false where nothing does.
-    fn progress(&mut self) -> Result<bool, String> {
+    pub(super) fn progress(&mut self) -> Result<bool, String> {
         self.tally.events += 1;
         if !self.packets.is_empty() {
             let packet = self.packets.remove(0);
@@ -267,7 +267,7 @@ impl World {
         self.deliver(packet)
     }
 
-    fn deliver(&mut self, packet: Packet) -> Result<(), String> {
+    pub(super) fn deliver(&mut self, packet: Packet) -> Result<(), String> {
         match packet {
             Packet::ToRank(gpu, event) => self.tell_rank(gpu, event),
             Packet::ToCoordinator(from, answer) => {
@@ -361,7 +361,7 @@ impl World {
         Ok(())
     }
 
-    fn device(&mut self, gpu: GpuId) -> &mut Device {
+    pub(super) fn device(&mut self, gpu: GpuId) -> &mut Device {
         self.devices.get_mut(&gpu).expect("the device exists")
     }
 
@@ -490,6 +490,7 @@ impl World {
         let computed = self.computed_units();
         let view = ServingView {
             next_step: self.scheduler.next_step(),
+            completed_below: self.scheduler.completed_below(),
             lead: 2,
             is_idle: self.scheduler.running() + self.scheduler.waiting() == 0,
             computed: &computed,
@@ -500,7 +501,7 @@ impl World {
         Ok(())
     }
 
-    fn carry_out(&mut self, actions: Vec<CoordinatorAction>) {
+    pub(super) fn carry_out(&mut self, actions: Vec<CoordinatorAction>) {
         for action in actions {
             match action {
                 CoordinatorAction::Tell { to, order } => {
@@ -519,7 +520,7 @@ impl World {
         }
     }
 
-    fn lose_kv(&mut self) {
+    pub(super) fn lose_kv(&mut self) {
         self.scheduler.lose_kv();
         self.steps.clear();
         self.scheduler.set_admission(true);
@@ -536,7 +537,7 @@ impl World {
     }
 
     /// Plans a step and sends it, where the gate is open.
-    fn dispatch(&mut self) -> Result<(), String> {
+    pub(super) fn dispatch(&mut self) -> Result<(), String> {
         let Gate::Go {
             stamp,
             is_first,
@@ -605,7 +606,7 @@ impl World {
         self.work(job)
     }
 
-    fn work(&mut self, job: Job) -> Result<(), String> {
+    pub(super) fn work(&mut self, job: Job) -> Result<(), String> {
         match job {
             Job::Load(gpu, layout) => {
                 let fails = self.trouble == Trouble::Storm && self.chance(10);
@@ -625,7 +626,7 @@ impl World {
                     self.record = record;
                     CoordinatorEvent::Written(self.record.layout)
                 } else {
-                    CoordinatorEvent::Outdated(record.term)
+                    CoordinatorEvent::WriteRefused(record.term)
                 };
                 self.jobs.push(Job::Reply(reign, event));
                 Ok(())
@@ -638,7 +639,7 @@ impl World {
                         record: self.record.clone(),
                     }
                 } else {
-                    CoordinatorEvent::Outdated(above)
+                    CoordinatorEvent::TermRefused(above)
                 };
                 self.jobs.push(Job::Reply(reign, event));
                 Ok(())
@@ -660,7 +661,7 @@ impl World {
         }
     }
 
-    fn tick_all(&mut self) -> Result<(), String> {
+    pub(super) fn tick_all(&mut self) -> Result<(), String> {
         self.coordinate(CoordinatorEvent::Tick)?;
         self.resend_steps();
         let gpus: Vec<GpuId> = self.devices.keys().copied().collect();
@@ -675,106 +676,6 @@ impl World {
             self.steps.insert(step, sent);
         }
     }
-
-    pub(super) fn request(&mut self) {
-        let (prompt, output) = (self.random.random_range(1..13), self.random.random_range(1..12));
-        let id = SequenceId(self.next_sequence);
-        self.next_sequence += 1;
-        if self.received.len() < 6 && self.scheduler.add(NewSequence::new(id, prompt, output)).is_ok() {
-            self.received.insert(id, 0);
-        }
-    }
-
-    fn cancel(&mut self) {
-        if let Some((id, _)) = self.received.pop_first() {
-            self.scheduler.cancel(id);
-        }
-    }
-
-    /// A handover to a random layout, where none is under way.
-    fn begin_random(&mut self) -> Result<(), String> {
-        let gpus = self.devices.len() as u32;
-        let roster: BTreeSet<GpuId> = (0..3).map(|_| GpuId(self.random.random_range(0..gpus))).collect();
-        let members: Vec<GpuId> = roster.iter().copied().collect();
-        let mut placement: BTreeMap<GpuId, BTreeSet<u32>> = BTreeMap::new();
-        for slice in 0..SLICES {
-            for _ in 0..self.random.random_range(1..3) {
-                let owner = members[self.random.random_range(0..members.len())];
-                placement.entry(owner).or_default().insert(slice);
-            }
-        }
-        self.begin(roster, placement);
-        Ok(())
-    }
-
-    fn begin(&mut self, roster: BTreeSet<GpuId>, placement: BTreeMap<GpuId, BTreeSet<u32>>) {
-        let id = HandoverId(self.next_handover);
-        let old = self.layouts[&self.record.layout].clone();
-        let mut lanes = Vec::new();
-        for (&to, slices) in &placement {
-            for &slice in slices {
-                let holders: Vec<GpuId> = old
-                    .iter()
-                    .filter(|(_, held)| held.contains(&slice))
-                    .map(|(gpu, _)| *gpu)
-                    .collect();
-                if !holders.contains(&to) {
-                    let from = holders[self.random.random_range(0..holders.len())];
-                    let lane = LaneId(lanes.len() as u32);
-                    lanes.push(Lane { id: lane, from, to });
-                    self.lane_slices.insert((id, lane), (slice, from, to));
-                }
-            }
-        }
-        let plan = HandoverPlan {
-            id,
-            old: self.record.roster.clone(),
-            new: roster,
-            lanes,
-        };
-        if let Ok(actions) = self.coordinator.begin(plan) {
-            self.next_handover += 1;
-            self.layouts.insert(id, placement);
-            self.carry_out(actions);
-        }
-    }
-
-    /// The device loses everything; the coordinator hears of it later.
-    fn crash_rank(&mut self, gpu: GpuId) -> Result<(), String> {
-        let planted = self.planted;
-        let device = self.device(gpu);
-        device.machine = RankMachine::with_fault(gpu, planted);
-        device.shards.clear();
-        device.kv.clear();
-        device.term = Term(0);
-        self.jobs
-            .retain(|job| !matches!(job, Job::Load(worker, _) | Job::Compute(worker, _) if *worker == gpu));
-        for (lane, queue) in &mut self.lanes {
-            let (_, from, to) = self.lane_slices[lane];
-            if from == gpu || to == gpu {
-                queue.clear();
-            }
-        }
-        self.jobs.push(Job::RankLost(gpu));
-        Ok(())
-    }
-
-    /// Another coordinator takes a term, reads the record and goes on from the journal.
-    fn crash_coordinator(&mut self) -> Result<(), String> {
-        self.reign += 1;
-        self.term = Term(self.term.0 + 1);
-        self.lose_kv();
-        let others = self
-            .devices
-            .keys()
-            .filter(|gpu| !self.record.roster.contains(gpu))
-            .copied()
-            .collect();
-        let next_step = self.scheduler.next_step();
-        self.coordinator =
-            Coordinator::new(self.term, &self.record, others, next_step).with_fault(self.planted);
-        Ok(())
-    }
 }
 
 /// The epoch in which a step of a term must be computed. A term later than the record's begins with its
@@ -785,53 +686,4 @@ fn committed_epoch(record: &Record, term: Term, step: StepId) -> Epoch {
     } else {
         Epoch(record.epoch.0.saturating_sub(1))
     }
-}
-
-/// One request of three steps on worker 0, whose layout goes over to workers 0 and 1 meanwhile; in a fixed
-/// order, but for a crash after an event (of worker 0, worker 1 or the coordinator) and a message that is put
-/// off to the end.
-pub(super) fn tiny(crash: Option<(u32, u32)>, late: Option<u32>) -> Result<Tally, String> {
-    let mut world = World::new(0, Planted::default(), Trouble::None);
-    while !world.coordinator.is_settled() {
-        world.tick_all()?;
-        while world.progress()? {}
-    }
-    world.tally.events = 0;
-    let id = SequenceId(0);
-    world
-        .scheduler
-        .add(NewSequence::new(id, 6, 6))
-        .map_err(|refusal| refusal.to_string())?;
-    world.received.insert(id, 0);
-    let placement = [(GpuId(0), [0, 1].into()), (GpuId(1), [1, 2, 3].into())].into();
-    world.begin([GpuId(0), GpuId(1)].into(), placement);
-    let mut put_off = None;
-    for event in 0.. {
-        if Some(event) == late && !world.packets.is_empty() {
-            put_off = Some(world.packets.remove(0));
-        }
-        if let Some((_, victim)) = crash.filter(|(at, _)| *at == event) {
-            match victim {
-                2 => world.crash_coordinator()?,
-                gpu => world.crash_rank(GpuId(gpu))?,
-            }
-        }
-        // Work and network take turns, so that steps run while KV moves.
-        if event % 3 == 0 {
-            world.dispatch()?;
-        }
-        if event % 2 == 0 && !world.jobs.is_empty() {
-            let job = world.jobs.remove(0);
-            world.work(job)?;
-        } else if !world.progress()? {
-            break;
-        }
-    }
-    let events = world.tally.events;
-    if let Some(packet) = put_off {
-        world.deliver(packet)?;
-    }
-    let mut tally = world.calm_down()?;
-    tally.events = events;
-    Ok(tally)
 }
