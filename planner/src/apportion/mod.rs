@@ -198,7 +198,8 @@ pub struct Shortage {
     pub exact: bool,
 }
 
-/// Feasibility questions that one search asks before it settles for what it has.
+/// Feasibility questions that one search asks before it settles for what it has, where each is answered
+/// exactly; a tenth of that where a "no" may be wrong and going on proves nothing.
 pub const QUESTION_LIMIT: usize = 5_000;
 
 /// The fastest shares, see the module.
@@ -212,7 +213,7 @@ pub fn apportion(problem: &GroupProblem) -> Result<GroupShares, Shortage> {
     search.descend(0, 0, &mut limits);
     let (total, shares) = search.best.expect("the first descent ends in feasible limits");
     let exact =
-        search.oracle.all_proven && search.questions < QUESTION_LIMIT || total == search.rest_bound[0];
+        search.oracle.all_proven && search.questions < search.question_limit || total == search.rest_bound[0];
     Ok(GroupShares {
         heads: shares.heads,
         counts: shares.counts,
@@ -396,6 +397,7 @@ struct Search<'a> {
     proven_bound: u64,
     best: Option<(u64, Feasible)>,
     questions: usize,
+    question_limit: usize,
 }
 
 impl<'a> Search<'a> {
@@ -407,6 +409,7 @@ impl<'a> Search<'a> {
             proven_bound: 0,
             best: None,
             questions: 0,
+            question_limit: QUESTION_LIMIT,
         };
         let mut limits = search.unlimited();
         if search.oracle.ask(&limits).is_none() {
@@ -420,6 +423,9 @@ impl<'a> Search<'a> {
             search.proven_bound += search.levels[level].1[proven];
         }
         search.questions = 0;
+        if !search.oracle.all_proven {
+            search.question_limit = QUESTION_LIMIT / 10;
+        }
         Ok(search)
     }
 
@@ -450,7 +456,7 @@ impl<'a> Search<'a> {
         while let Some(limit) = self.levels[level].1.get(index).copied() {
             let bound = spent + limit + self.rest_bound[level + 1];
             let worse = self.best.as_ref().is_some_and(|(best, _)| bound >= *best);
-            if worse || self.best.is_some() && self.questions >= QUESTION_LIMIT {
+            if worse || self.best.is_some() && self.questions >= self.question_limit {
                 break;
             }
             limits.set(segment, limit);

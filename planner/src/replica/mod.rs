@@ -3,8 +3,7 @@
 //!
 //! **Search.** Devices of one type, speed, memory and node are interchangeable. Every way to deal them out to
 //! ordered stages is a *structure* ([`structures`]), up to [`STRUCTURE_LIMIT`] of them. For a stage the shares
-//! come from [`crate::apportion`] under the memory of its devices ([`stage`]), once for every number of
-//! layers it might hold; layer cuts come from a dynamic program over those ([`cuts`]). Ranks of a group stand
+//! come from [`crate::apportion`] under the memory of its devices ([`stage`]); layer cuts come from a dynamic program over those ([`cuts`]). Ranks of a group stand
 //! in the order in which the problem lists the devices.
 //!
 //! **Objective.** The time in which every sequence of the workload advances by one token, prefill work in its
@@ -124,7 +123,8 @@ impl ReplicaPlan {
 /// Why no layout holds the workload, and what would fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Infeasible {
-    /// Bytes that are missing at least, over all devices.
+    /// Bytes of weights and KV beyond the memory of all devices together; zero where the sum would fit, but no
+    /// way to cut it does.
     pub missing: Bytes,
     /// The most sequences of the same mean context that fit; `None` where not one does.
     pub nearest_sequences: Option<u32>,
@@ -188,13 +188,11 @@ pub fn plan_replica(problem: &PlanProblem) -> Result<PlanOutcome, ReplicaError> 
     let Found {
         best,
         structures,
-        all,
         exact,
-        missing,
     } = search(problem)?;
     let Some(best) = best else {
         return Ok(PlanOutcome::Infeasible(Infeasible {
-            missing,
+            missing: missing(problem)?,
             nearest_sequences: nearest_sequences(problem)?,
             nearest_context: nearest_context(problem)?,
         }));
@@ -209,7 +207,7 @@ pub fn plan_replica(problem: &PlanProblem) -> Result<PlanOutcome, ReplicaError> 
         bounds: stage::bounds(problem, &best)?,
         layout,
         structures,
-        exact: all && exact,
+        exact,
     })))
 }
 
@@ -230,92 +228,89 @@ struct CandidateStage {
 struct Found {
     best: Option<Candidate>,
     structures: usize,
-    all: bool,
     exact: bool,
-    missing: Bytes,
 }
 
 fn search(problem: &PlanProblem) -> Result<Found, ReplicaError> {
     let list = structures::structures(problem)?;
-    let mut solver = StageSolver::new(problem)?;
-    let mut found = Found {
-        best: None,
-        structures: list.structures.len(),
-        all: list.all,
-        exact: true,
-        missing: Bytes(u64::MAX),
-    };
+    let mut solver = StageSolver::new(problem, list.classes)?;
+    let mut best: Option<Candidate> = None;
     for structure in &list.structures {
-        let Some(candidate) = price(problem, &mut solver, structure)? else {
-            continue;
-        };
-        if found
-            .best
-            .as_ref()
-            .is_none_or(|best| candidate.value < best.value)
-        {
-            found.best = Some(candidate);
+        let beat = best.as_ref().map(|best| best.value);
+        if let Some(candidate) = price(problem, &mut solver, structure, beat)? {
+            best = Some(candidate);
         }
     }
-    found.exact = solver.all_exact();
-    if found.best.is_none() {
-        found.missing = solver.missing();
-    }
-    Ok(found)
+    Ok(Found {
+        best,
+        structures: list.structures.len(),
+        exact: list.all && solver.all_exact(),
+    })
 }
 
-/// The best cuts of one structure; `None` where memory or links rule it out.
+/// The best cuts of one structure; `None` where memory or links rule it out or it does not beat `beat`.
+///
+/// Shares are solved only for the numbers of layers that a cut takes: others stand with a bound from below,
+/// so that a cut whose every stage is solved is the best.
 fn price(
     problem: &PlanProblem,
     solver: &mut StageSolver,
     structure: &[Vec<GpuId>],
+    beat: Option<SimDuration>,
 ) -> Result<Option<Candidate>, ReplicaError> {
     let count = structure.len();
-    let mut tables = Vec::with_capacity(count);
+    let mut groups = Vec::with_capacity(count);
     for (position, gpus) in structure.iter().enumerate() {
-        match solver.options(gpus, count, position + 1 == count)? {
-            Some(table) => tables.push(table),
+        match solver.group(gpus, count, position + 1 == count)? {
+            Some(group) => groups.push(group),
             None => return Ok(None),
         }
     }
     let Some(handovers) = solver.handovers(structure)? else {
         return Ok(None);
     };
-    let times: Vec<Vec<Option<u64>>> = tables
-        .iter()
-        .map(|table| {
-            table
-                .iter()
-                .map(|option| option.as_ref().map(|option| option.time.0))
-                .collect()
-        })
-        .collect();
-    let Some(cut) = cuts::best(
-        &times,
-        handovers.iter().sum(),
-        problem.objective,
-        problem.model.layers,
-    ) else {
-        return Ok(None);
-    };
-    let stages = structure
-        .iter()
-        .zip(tables)
-        .zip(&cut.layers)
-        .map(|((gpus, table), layers)| {
-            let option = table[*layers as usize]
-                .clone()
-                .expect("the cut takes options that exist");
-            CandidateStage {
+    let handover: u64 = handovers.iter().sum();
+    loop {
+        let times: Vec<Vec<Option<u64>>> = groups.iter().map(|group| solver.times(*group)).collect();
+        let cut = cuts::best(&times, handover, problem.objective, problem.model.layers);
+        let Some(cut) = cut.filter(|cut| beat.is_none_or(|beat| cut.value < beat.0)) else {
+            return Ok(None);
+        };
+        let chosen = || groups.iter().copied().zip(cut.layers.iter().copied());
+        let options = chosen().map(|(group, layers)| solver.solved(group, layers).cloned());
+        if let Some(options) = options.collect::<Option<Vec<_>>>() {
+            let stages = structure.iter().zip(&cut.layers).zip(options);
+            let stages = stages.map(|((gpus, layers), option)| CandidateStage {
                 gpus: gpus.clone(),
                 layers: *layers,
                 option,
+            });
+            return Ok(Some(Candidate {
+                value: SimDuration(cut.value),
+                stages: stages.collect(),
+            }));
+        }
+        for (group, layers) in chosen() {
+            if solver.solved(group, layers).is_none() {
+                solver.solve(group, layers);
             }
-        });
-    Ok(Some(Candidate {
-        value: SimDuration(cut.value),
-        stages: stages.collect(),
-    }))
+        }
+    }
+}
+
+/// Bytes of weights and KV beyond the memory of all devices together.
+fn missing(problem: &PlanProblem) -> Result<Bytes, ReplicaError> {
+    let model = problem.model;
+    let head = (u64::from(model.vocab) + 1) * u64::from(model.hidden);
+    let params = u64::from(model.layers) * model.layer_params() + head;
+    let kv_tokens = problem.workload.kv_tokens(problem.kv.block_size);
+    let kv = u128::from(model.kv_bytes_per_token(problem.kv.dtype).0) * u128::from(kv_tokens);
+    let needed = u128::from(model.dtype.bytes(params).0) + kv;
+    let memory = stage::usable_memory(problem, &problem.gpus)?;
+    let there: u128 = memory.iter().map(|bytes| u128::from(bytes.0)).sum();
+    Ok(Bytes(
+        u64::try_from(needed.saturating_sub(there)).unwrap_or(u64::MAX),
+    ))
 }
 
 fn check(problem: &PlanProblem) -> Result<(), ReplicaError> {

@@ -53,121 +53,174 @@ struct GroupTables {
     layer_bytes: Bytes,
 }
 
-type OptionTable = Vec<Option<StageOption>>;
+/// What is known of a stage with some number of layers.
+#[derive(Debug, Clone)]
+enum Entry {
+    /// It takes at least this long: the time without memory limits.
+    AtLeast(SimDuration),
+    /// Solved.
+    Solved(StageOption),
+    /// Memory does not hold it.
+    TooLarge,
+}
 
-/// Solves stages and remembers them.
+/// One group of devices as a stage.
+struct GroupState {
+    tables: GroupTables,
+    memory: Vec<Bytes>,
+    /// Best shares without memory limits, for any number of layers.
+    free: GroupShares,
+    /// By number of layers.
+    entries: Vec<Entry>,
+}
+
+/// Names a [`GroupState`] of its solver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GroupIndex(usize);
+
+/// Solves stages when asked and remembers them. Groups of interchangeable devices are one.
 pub(super) struct StageSolver<'a> {
     problem: &'a PlanProblem<'a>,
     share: ShareCost<'a>,
-    known: BTreeMap<(Vec<GpuId>, u32, bool), Option<OptionTable>>,
+    classes: BTreeMap<GpuId, usize>,
+    index: BTreeMap<(Vec<usize>, u32, bool), Option<GroupIndex>>,
+    groups: Vec<GroupState>,
     all_exact: bool,
-    missing: Bytes,
 }
 
 impl<'a> StageSolver<'a> {
-    pub(super) fn new(problem: &'a PlanProblem<'a>) -> Result<Self, ReplicaError> {
-        let share = ShareCost::new(
-            problem.cost,
-            problem.model,
-            problem.reduction,
-            &problem.numerics,
-            problem.kv.dtype,
-            problem.gpus.iter().copied(),
-        )?;
+    pub(super) fn new(
+        problem: &'a PlanProblem<'a>,
+        classes: BTreeMap<GpuId, usize>,
+    ) -> Result<Self, ReplicaError> {
         Ok(Self {
             problem,
-            share,
-            known: BTreeMap::new(),
+            share: share_cost(problem)?,
+            classes,
+            index: BTreeMap::new(),
+            groups: Vec::new(),
             all_exact: true,
-            missing: Bytes(u64::MAX),
         })
     }
 
+    /// Whether all shares so far are proven to be the fastest.
     pub(super) fn all_exact(&self) -> bool {
         self.all_exact
     }
 
-    /// Fewest bytes that the whole model lacked on any group that was tried with all layers.
-    pub(super) fn missing(&self) -> Bytes {
-        self.missing
-    }
-
-    /// By number of layers: the shares, `None` where memory does not hold them. `None` for a group without
-    /// links between its devices.
-    pub(super) fn options(
+    /// The group of a stage; `None` without links between its devices.
+    pub(super) fn group(
         &mut self,
         gpus: &[GpuId],
         stages: usize,
         is_last: bool,
-    ) -> Result<Option<OptionTable>, ReplicaError> {
+    ) -> Result<Option<GroupIndex>, ReplicaError> {
         let sequences = sequences_of_step(self.problem, stages);
-        let key = (gpus.to_vec(), sequences, is_last);
-        if let Some(known) = self.known.get(&key) {
-            return Ok(known.clone());
+        let classes = gpus.iter().map(|gpu| self.classes[gpu]).collect();
+        let key = (classes, sequences, is_last);
+        if let Some(known) = self.index.get(&key) {
+            return Ok(*known);
         }
-        let shape = self.problem.workload.shape(sequences);
-        let table = match self.problem.cost.group(gpus) {
+        let index = match self.problem.cost.group(gpus) {
             Ok(group) => {
-                let tables = group_tables(self.problem, &self.share, &group, gpus, &shape, is_last)?;
-                Some(self.solve(gpus, &tables)?)
+                let state = self.open(gpus, &group, sequences, is_last)?;
+                self.groups.push(state);
+                Some(GroupIndex(self.groups.len() - 1))
             }
             Err(CostError::Topology(_)) => None,
             Err(error) => return Err(error.into()),
         };
-        self.known.insert(key, table.clone());
-        Ok(table)
+        self.index.insert(key, index);
+        Ok(index)
     }
 
-    fn solve(&mut self, gpus: &[GpuId], tables: &GroupTables) -> Result<OptionTable, ReplicaError> {
-        let memory = usable_memory(self.problem, gpus)?;
-        let unlimited = vec![None; gpus.len()];
+    fn open(
+        &mut self,
+        gpus: &[GpuId],
+        group: &CollectiveGroup,
+        sequences: u32,
+        is_last: bool,
+    ) -> Result<GroupState, ReplicaError> {
+        let shape = self.problem.workload.shape(sequences);
+        let tables = group_tables(self.problem, &self.share, group, gpus, &shape, is_last)?;
         // Without limits segments do not meet, so the shares of one layer are those of any number.
-        let one = tables.group_problem(1, unlimited.clone());
+        let one = tables.group_problem(1, vec![None; gpus.len()]);
         let free = apportion(&one).expect("without limits something fits");
         self.all_exact &= free.exact;
-        let layers = self.problem.model.layers;
-        let mut options = vec![None; layers as usize + 1];
-        for count in 1..=layers {
-            let limited: Option<Vec<Option<Bytes>>> = memory
-                .iter()
-                .map(|memory| Some(Some(Bytes(memory.0.checked_sub(tables.held_bytes(count).0)?))))
-                .collect();
-            let Some(limited) = limited else {
-                self.missing = self.missing.min(tables.held_bytes(count));
-                continue;
-            };
-            let problem = tables.group_problem(count, limited);
-            let fixed = tables.fixed + u64::from(count) * tables.per_layer;
-            let free_time = SimDuration(fixed + problem.time(&free.heads, &free.counts).0);
-            let used = problem.bytes(&free.heads, &free.counts);
-            let fits = used
-                .iter()
-                .zip(&problem.memory)
-                .all(|(used, limit)| limit.is_none_or(|limit| *used <= limit));
-            let shares = if fits {
-                Ok(free.clone())
-            } else {
-                apportion(&problem)
-            };
-            match shares {
-                Ok(shares) => {
-                    self.all_exact &= shares.exact;
-                    let time = SimDuration(fixed + problem.time(&shares.heads, &shares.counts).0);
-                    options[count as usize] = Some(StageOption {
-                        time,
-                        free_time,
-                        shares,
-                    });
-                }
-                Err(shortage) => {
-                    if count == layers || self.problem.stages == Some(1) {
-                        self.missing = self.missing.min(shortage.missing);
-                    }
-                    self.all_exact &= shortage.exact;
-                }
+        let layer_time = tables.layer_time(&one, &free);
+        let head_time = one.time(&free.heads, &free.counts).0 - (layer_time.0 - tables.per_layer);
+        let at_least = |count: u64| SimDuration(tables.fixed + head_time + count * layer_time.0);
+        let layers = u64::from(self.problem.model.layers);
+        Ok(GroupState {
+            entries: (0..=layers)
+                .map(|count| Entry::AtLeast(at_least(count)))
+                .collect(),
+            memory: usable_memory(self.problem, gpus)?,
+            tables,
+            free,
+        })
+    }
+
+    /// A bound from below on the time of the group by number of layers; none where it is known not to fit.
+    pub(super) fn times(&self, group: GroupIndex) -> Vec<Option<u64>> {
+        let time = |entry: &Entry| match entry {
+            Entry::AtLeast(time) => Some(time.0),
+            Entry::Solved(option) => Some(option.time.0),
+            Entry::TooLarge => None,
+        };
+        self.groups[group.0].entries.iter().map(time).collect()
+    }
+
+    /// The shares of the group with that many layers, where they are solved.
+    pub(super) fn solved(&self, group: GroupIndex, layers: u32) -> Option<&StageOption> {
+        match &self.groups[group.0].entries[layers as usize] {
+            Entry::Solved(option) => Some(option),
+            Entry::AtLeast(_) | Entry::TooLarge => None,
+        }
+    }
+
+    /// Solves the group with that many layers.
+    pub(super) fn solve(&mut self, group: GroupIndex, layers: u32) {
+        let state = &mut self.groups[group.0];
+        let held = state.tables.held_bytes(layers);
+        let limited = state
+            .memory
+            .iter()
+            .map(|memory| memory.0.checked_sub(held.0).map(Bytes));
+        let Some(limited) = limited.collect::<Option<Vec<Bytes>>>() else {
+            state.entries[layers as usize..].fill(Entry::TooLarge);
+            return;
+        };
+        let problem = state
+            .tables
+            .group_problem(layers, limited.into_iter().map(Some).collect());
+        let used = problem.bytes(&state.free.heads, &state.free.counts);
+        let mut limits = used.iter().zip(&problem.memory);
+        let free_fits = limits.all(|(used, limit)| limit.is_none_or(|limit| *used <= limit));
+        let shares = if free_fits {
+            Ok(state.free.clone())
+        } else {
+            apportion(&problem)
+        };
+        match shares {
+            Ok(shares) => {
+                self.all_exact &= shares.exact;
+                let fixed = state.tables.fixed + u64::from(layers) * state.tables.per_layer;
+                let time_of =
+                    |shares: &GroupShares| SimDuration(fixed + problem.time(&shares.heads, &shares.counts).0);
+                state.entries[layers as usize] = Entry::Solved(StageOption {
+                    time: time_of(&shares),
+                    free_time: time_of(&state.free),
+                    shares,
+                });
+            }
+            // More layers need more of everything.
+            Err(shortage) if shortage.exact => state.entries[layers as usize..].fill(Entry::TooLarge),
+            Err(_) => {
+                self.all_exact = false;
+                state.entries[layers as usize] = Entry::TooLarge;
             }
         }
-        Ok(options)
     }
 
     /// Time of each hand-over between stages; `None` where no link carries one.
@@ -197,6 +250,17 @@ impl<'a> StageSolver<'a> {
         }
         Ok(Some(times))
     }
+}
+
+fn share_cost<'a>(problem: &PlanProblem<'a>) -> Result<ShareCost<'a>, CostError> {
+    ShareCost::new(
+        problem.cost,
+        problem.model,
+        problem.reduction,
+        &problem.numerics,
+        problem.kv.dtype,
+        problem.gpus.iter().copied(),
+    )
 }
 
 /// Sequences of one micro-batch.
@@ -231,7 +295,7 @@ pub(super) fn row_units(total: u32) -> (u32, u32) {
 
 /// Ideal shares for the stages of a candidate.
 pub(super) fn bounds(problem: &PlanProblem, candidate: &Candidate) -> Result<ShareBounds, ReplicaError> {
-    let solver = StageSolver::new(problem)?;
+    let solver = StageSolver::new(problem, BTreeMap::new())?;
     let count = candidate.stages.len();
     let shape = problem.workload.shape(sequences_of_step(problem, count));
     let structure: Vec<Vec<GpuId>> = candidate.stages.iter().map(|stage| stage.gpus.clone()).collect();
@@ -288,6 +352,15 @@ impl GroupTables {
             counts: counts.collect(),
             memory,
         }
+    }
+
+    /// Time of one layer with the shares of a problem of one layer, collectives included.
+    fn layer_time(&self, one: &GroupProblem, shares: &GroupShares) -> SimDuration {
+        let without_head = GroupProblem {
+            counts: one.counts[..one.counts.len() - usize::from(self.vocab.is_some())].to_vec(),
+            ..one.clone()
+        };
+        SimDuration(self.per_layer + without_head.time(&shares.heads, &shares.counts).0)
     }
 
     fn held_bytes(&self, layers: u32) -> Bytes {

@@ -1,5 +1,7 @@
 //! Ways to deal devices out to ordered stages.
 
+use std::collections::BTreeMap;
+
 use infercluster_spec::{Bytes, GpuId, NodeId};
 
 use super::{PlanProblem, ReplicaError, STRUCTURE_LIMIT};
@@ -8,6 +10,8 @@ use super::{PlanProblem, ReplicaError, STRUCTURE_LIMIT};
 pub(super) struct Structures {
     /// Devices by stage.
     pub(super) structures: Vec<Vec<Vec<GpuId>>>,
+    /// Which devices are interchangeable.
+    pub(super) classes: BTreeMap<GpuId, usize>,
     /// Whether these are all of them.
     pub(super) all: bool,
 }
@@ -27,12 +31,15 @@ pub(super) fn structures(problem: &PlanProblem) -> Result<Structures, ReplicaErr
     let counts: Vec<usize> = problem
         .stages
         .map_or_else(|| (1..=most).collect(), |stages| vec![stages]);
+    let numbered = classes.iter().enumerate();
+    let numbered = numbered.flat_map(|(class, own)| own.members.iter().map(move |gpu| (*gpu, class)));
     let mut dealing = Dealing {
         problem,
         classes: &classes,
         stages: Vec::new(),
         found: Structures {
             structures: Vec::new(),
+            classes: numbered.collect(),
             all: true,
         },
     };
