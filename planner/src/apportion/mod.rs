@@ -211,14 +211,23 @@ pub fn apportion(problem: &GroupProblem) -> Result<GroupShares, Shortage> {
     let mut search = Search::new(problem)?;
     let mut limits = search.unlimited();
     search.descend(0, 0, &mut limits);
-    let (total, shares) = search.best.expect("the first descent ends in feasible limits");
-    let exact =
-        search.oracle.all_proven && search.questions < search.question_limit || total == search.rest_bound[0];
+    let (total, shares) = search
+        .best
+        .take()
+        .expect("the first descent ends in feasible limits");
+    let (exact, bound) = if search.oracle.all_proven {
+        let exact = search.questions < search.question_limit || total == search.rest_bound[0];
+        (exact, if exact { total } else { search.rest_bound[0] })
+    } else {
+        // An unproven "no" may have cut off better shares: only the fluid bound counts.
+        let bound = search.proven_bound();
+        (total == bound, bound)
+    };
     Ok(GroupShares {
         heads: shares.heads,
         counts: shares.counts,
         time: SimDuration(total),
-        bound: SimDuration(if exact { total } else { search.proven_bound }),
+        bound: SimDuration(bound),
         exact,
     })
 }
@@ -393,8 +402,6 @@ struct Search<'a> {
     levels: Vec<(SegmentRef, Vec<u64>)>,
     /// By level: sum of the smallest feasible limits of this level and those below, each on its own.
     rest_bound: Vec<u64>,
-    /// The same from proven answers only.
-    proven_bound: u64,
     best: Option<(u64, Feasible)>,
     questions: usize,
     question_limit: usize,
@@ -406,7 +413,6 @@ impl<'a> Search<'a> {
             oracle: Oracle::new(problem),
             levels: levels(problem),
             rest_bound: Vec::new(),
-            proven_bound: 0,
             best: None,
             questions: 0,
             question_limit: QUESTION_LIMIT,
@@ -419,8 +425,6 @@ impl<'a> Search<'a> {
         for level in (0..search.levels.len()).rev() {
             let index = search.first_feasible(level, &mut limits);
             search.rest_bound[level] = search.rest_bound[level + 1] + search.levels[level].1[index];
-            let proven = search.first_not_refuted(level, &mut limits);
-            search.proven_bound += search.levels[level].1[proven];
         }
         search.questions = 0;
         if !search.oracle.all_proven {
@@ -490,11 +494,18 @@ impl<'a> Search<'a> {
 
     /// Position of the smallest feasible limit of a level, with the limits of the other levels as they are.
     fn first_feasible(&mut self, level: usize, limits: &mut Limits) -> usize {
-        self.first(level, limits, |oracle, limits| oracle.ask(limits).is_some())
+        self.first(level, limits, Oracle::is_feasible)
     }
 
-    fn first_not_refuted(&mut self, level: usize, limits: &mut Limits) -> usize {
-        self.first(level, limits, |oracle, limits| !oracle.refuted(limits))
+    /// Sum of the smallest limits of every level that the fluid test alone does not refute.
+    fn proven_bound(&mut self) -> u64 {
+        let mut limits = self.unlimited();
+        let mut bound = 0;
+        for level in 0..self.levels.len() {
+            let index = self.first(level, &mut limits, |oracle, limits| !oracle.refuted(limits));
+            bound += self.levels[level].1[index];
+        }
+        bound
     }
 
     fn first(

@@ -55,6 +55,22 @@ impl<'a> Oracle<'a> {
         None
     }
 
+    /// Whether there are shares within the limits, with the doubt of [`Self::ask`]. Where every rank has
+    /// memory for all that time allows it, nothing has to be placed to know.
+    pub(super) fn is_feasible(&mut self, limits: &Limits) -> bool {
+        let Some(room) = Room::new(self.problem, limits) else {
+            return false;
+        };
+        let Some(path) = room.head_path() else {
+            return false;
+        };
+        let has_memory = |(rank, range): (usize, &IndexRange)| {
+            let left = room.beside(rank, *range);
+            left.is_some_and(|left| room.full_bytes(rank) <= u128::from(left))
+        };
+        path.cuts.iter().enumerate().all(has_memory) || self.ask(limits).is_some()
+    }
+
     /// Whether it is proven, by the fluid test alone, that nothing keeps within the limits.
     pub(super) fn refuted(&self, limits: &Limits) -> bool {
         let room = Room::new(self.problem, limits);
