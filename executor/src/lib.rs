@@ -13,6 +13,7 @@ pub mod kv;
 pub mod launch;
 pub mod model;
 mod numerics;
+pub mod profile;
 pub mod replay;
 pub mod service;
 pub mod speed;

@@ -8,6 +8,8 @@ mod header;
 mod index;
 mod make;
 pub mod names;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

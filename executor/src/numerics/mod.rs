@@ -13,6 +13,8 @@ pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod gemm;
 mod lanes;
+#[cfg(test)]
+mod tests;
 
 /// An instruction set with kernels of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
