@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use infercluster_serving::{BlockLedger, Phase, Scheduler, StepOutcome, StepPlan};
+use infercluster_serving::{BlockLedger, Scheduler, StepOutcome, StepPlan};
 use infercluster_spec::layout::ReplicaRole;
 use infercluster_spec::{BatchShape, EngineOptions, GpuId, ReplicaId, SimDuration, SimTime, StageId, StepId};
 use infercluster_spec::{SequenceId, memory};
@@ -117,7 +117,7 @@ impl<'a> ReplicaState<'a> {
         let Some(step) = state.inputs.pop_front() else {
             return Ok(None);
         };
-        let time = state.cost.step(&shape(&self.in_flight[&step]))?;
+        let time = state.cost.step(&self.in_flight[&step].shape())?;
         let span = |seconds| {
             SimDuration::from_seconds(seconds).ok_or(SimError::StepTime {
                 replica,
@@ -139,7 +139,7 @@ impl<'a> ReplicaState<'a> {
         step: StepId,
     ) -> Result<Option<(StageId, SimDuration)>, SimError> {
         let state = &self.stages[stage.index()];
-        let Some(seconds) = state.cost.handover_seconds(&shape(&self.in_flight[&step]))? else {
+        let Some(seconds) = state.cost.handover_seconds(&self.in_flight[&step].shape())? else {
             return Ok(None);
         };
         let replica = self.id;
@@ -225,20 +225,6 @@ impl<'a> StageState<'a> {
     pub(super) fn finish(&mut self) -> StepId {
         self.computes.take().expect("only a stage that computes finishes")
     }
-}
-
-/// What a step computes, in the cost model's words.
-fn shape(plan: &StepPlan) -> BatchShape {
-    let mut shape = BatchShape::default();
-    for item in &plan.items {
-        match item.phase {
-            Phase::Prefill => {
-                shape.add_prefill(u64::from(item.count), u64::from(item.start), item.yields_token);
-            }
-            Phase::Decode => shape.add_decode(u64::from(item.start + item.count)),
-        }
-    }
-    shape
 }
 
 /// The pool that memory and the limit leave.

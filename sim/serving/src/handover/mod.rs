@@ -1,4 +1,4 @@
-//! How a replica changes its layout while tokens flow: one [`Coordinator`] and one [`RankMachine`] a device,
+//! How a replica changes its layout while tokens flow: one [`Coordinator`] and one [`Participant`] a device,
 //! both pure. Events go in, actions come out; the simulator and the executor carry the actions out.
 //!
 //! 1. **Prepare.** Ranks of the new layout load shadow shards and verify them before they say ready.
@@ -26,6 +26,7 @@
 
 mod coordinator;
 mod fault;
+mod marks;
 mod movement;
 mod rank;
 #[cfg(test)]
@@ -41,7 +42,8 @@ pub use coordinator::{
     AbortReason, Coordinator, CoordinatorAction, CoordinatorEvent, Gate, HandoverEnd, HandoverError,
     ServingView,
 };
-pub use rank::{RankAction, RankEvent, RankMachine};
+pub use marks::{carried_marks, computed_marks};
+pub use rank::{Participant, RankAction, RankEvent};
 
 /// Who speaks: the reign and the layout version in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -63,7 +63,7 @@ pub enum RankAction {
 
 /// The state of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankMachine {
+pub struct Participant {
     gpu: GpuId,
     term: Term,
     seat: Option<Seat>,
@@ -89,7 +89,7 @@ struct Seat {
     next_step: StepId,
 }
 
-impl RankMachine {
+impl Participant {
     /// A rank that has just started: it has no shard and serves nothing until it is told.
     pub fn new(gpu: GpuId) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! What goes into the scheduler and what comes out.
 
-use infercluster_spec::{KvBlockId, SequenceId, StepId};
+use infercluster_spec::{BatchShape, KvBlockId, SequenceId, StepId};
 use serde::{Deserialize, Serialize};
 
 /// A sequence that wants to run.
@@ -167,6 +167,22 @@ pub struct StepPlan {
     /// KV units that gave their blocks back since the plan before: preempted, finished or cancelled. Their
     /// blocks may stand in a table of this step.
     pub released: Vec<KvUnit>,
+}
+
+impl StepPlan {
+    /// What it computes, in the words of the cost model and of measured steps.
+    pub fn shape(&self) -> BatchShape {
+        let mut shape = BatchShape::default();
+        for item in &self.items {
+            match item.phase {
+                Phase::Prefill => {
+                    shape.add_prefill(u64::from(item.count), u64::from(item.start), item.yields_token);
+                }
+                Phase::Decode => shape.add_decode(u64::from(item.start + item.count)),
+            }
+        }
+        shape
+    }
 }
 
 /// A new token of a sequence.

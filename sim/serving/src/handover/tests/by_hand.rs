@@ -26,8 +26,8 @@ fn notices(actions: &[RankAction]) -> Vec<Notice> {
 }
 
 /// A worker that joins with one incoming lane and is ready.
-fn joiner() -> RankMachine {
-    let mut rank = RankMachine::new(GpuId(1));
+fn joiner() -> Participant {
+    let mut rank = Participant::new(GpuId(1));
     let handover = HandoverId(7);
     let prepare = Command::Prepare {
         handover,

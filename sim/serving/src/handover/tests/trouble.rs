@@ -78,7 +78,7 @@ impl World {
     pub(super) fn crash_rank(&mut self, gpu: GpuId) -> Result<(), String> {
         let planted = self.planted;
         let device = self.device(gpu);
-        device.machine = RankMachine::with_fault(gpu, planted);
+        device.machine = Participant::with_fault(gpu, planted);
         device.shards.clear();
         device.kv.clear();
         device.term = Term(0);

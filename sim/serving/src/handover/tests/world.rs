@@ -71,7 +71,7 @@ pub(super) enum Job {
 }
 
 pub(super) struct Device {
-    pub(super) machine: RankMachine,
+    pub(super) machine: Participant,
     /// Shards by layout; false where the content is bad or not there yet.
     pub(super) shards: BTreeMap<HandoverId, bool>,
     pub(super) kv: BTreeMap<(u32, KvBlockId, u32), Token>,
@@ -131,7 +131,7 @@ impl World {
         };
         let others = (1..gpus).map(GpuId).collect();
         let device = |gpu| Device {
-            machine: RankMachine::with_fault(gpu, planted),
+            machine: Participant::with_fault(gpu, planted),
             shards: BTreeMap::new(),
             kv: BTreeMap::new(),
             term: Term(0),
@@ -487,7 +487,7 @@ impl World {
     }
 
     fn coordinate(&mut self, event: CoordinatorEvent) -> Result<(), String> {
-        let computed = self.computed_units();
+        let computed = computed_marks(&self.scheduler);
         let view = ServingView {
             next_step: self.scheduler.next_step(),
             completed_below: self.scheduler.completed_below(),
@@ -526,16 +526,6 @@ impl World {
         self.scheduler.set_admission(true);
     }
 
-    fn computed_units(&self) -> BTreeMap<KvUnit, u32> {
-        let with_kv = self
-            .scheduler
-            .sequences()
-            .filter(|status| status.computed_tokens > 0);
-        with_kv
-            .map(|status| (status.unit(), status.computed_tokens))
-            .collect()
-    }
-
     /// Plans a step and sends it, where the gate is open.
     pub(super) fn dispatch(&mut self) -> Result<(), String> {
         let Gate::Go {
@@ -546,16 +536,7 @@ impl World {
         else {
             return Ok(());
         };
-        let planned = self
-            .scheduler
-            .sequences()
-            .filter(|status| status.planned_tokens > 0);
-        let carried: Vec<KvMark> = planned
-            .map(|status| KvMark {
-                unit: status.unit(),
-                tokens: status.planned_tokens,
-            })
-            .collect();
+        let carried = is_first.then(|| carried_marks(&self.scheduler));
         let is_idle = self.scheduler.steps_in_flight().next().is_none();
         let plan = match self.scheduler.plan_step() {
             Some(plan) => plan,
@@ -563,22 +544,11 @@ impl World {
             None => return Ok(()),
         };
         self.tally.preemptions += plan.preempted.len() as u64;
-        self.tally.carried += if is_first { carried.len() as u64 } else { 0 };
+        self.tally.carried += carried.as_ref().map_or(0, Vec::len) as u64;
         for item in &plan.items {
             self.tables.insert(item.unit(), item.block_table.clone());
         }
-        let item = |item: &crate::scheduler::PlannedItem| ItemMark {
-            unit: item.unit(),
-            start: item.start,
-            count: item.count,
-        };
-        let header = StepHeader {
-            stamp,
-            step: plan.step,
-            items: plan.items.iter().map(item).collect(),
-            released: plan.released,
-            carried: is_first.then_some(carried),
-        };
+        let header = StepHeader::new(stamp, &plan, carried);
         self.send_header(&header, &roster);
         let done = BTreeSet::new();
         self.steps.insert(header.step, Sent { header, roster, done });
