@@ -53,7 +53,7 @@ fn bench(criterion: &mut Criterion) {
     let model: Model = json::read("model.json", text).expect("the example reads");
     let mut group = criterion.benchmark_group("plan_replica_llama_3_1_8b");
     group.sample_size(10);
-    for (large, small, sequences) in [(1, 1, 8), (2, 2, 8), (2, 2, 64), (4, 4, 64)] {
+    for (large, small, sequences) in [(1, 1, 8), (2, 2, 8), (2, 2, 64), (3, 3, 64)] {
         let cluster = cluster(large, small);
         let cost = AnalyticCost::new(&cluster, &Calibration::default()).expect("the cluster is described");
         let problem = PlanProblem {

@@ -199,7 +199,7 @@ pub struct Shortage {
 }
 
 /// Feasibility questions that one search asks before it settles for what it has, where each is answered
-/// exactly; a tenth of that where a "no" may be wrong and going on proves nothing.
+/// exactly; a fiftieth of that where a "no" may be wrong and going on proves nothing.
 pub const QUESTION_LIMIT: usize = 5_000;
 
 /// The fastest shares, see the module.
@@ -428,7 +428,7 @@ impl<'a> Search<'a> {
         }
         search.questions = 0;
         if !search.oracle.all_proven {
-            search.question_limit = QUESTION_LIMIT / 10;
+            search.question_limit = QUESTION_LIMIT / 50;
         }
         Ok(search)
     }
