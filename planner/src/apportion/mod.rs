@@ -10,10 +10,10 @@
 //! times of the tables) and ends where the limits chosen so far plus the smallest feasible limits of the rest
 //! reach the best total known; a limit beside which the rest needs too much is skipped. The innermost level needs the bisection alone.
 //!
-//! **Exactness.** [`oracle`] answers feasibility by a fluid test (no: proven), a greedy (yes: with shares),
-//! and between the two by dynamic programming over ranks with one dimension per kind of unit ([`exact`]).
+//! **Exactness.** `oracle` answers feasibility by a fluid test (no: proven), a greedy (yes: with shares),
+//! and between the two by dynamic programming over ranks with one dimension per kind of unit (`exact`).
 //! [`GroupShares::exact`] says whether every answer was proven and the search ran to its end: always where
-//! memory does not bind, and where the dynamic program fits [`exact::STATE_LIMIT`]. Where it does not,
+//! memory does not bind, and where the dynamic program fits `exact::STATE_LIMIT`. Where it does not,
 //! [`GroupShares::bound`] is still valid: no integer shares are faster.
 //!
 //! **Ties.** Among shares of equal total the search keeps the first found. Heads: least sum of squared

@@ -1,6 +1,6 @@
 //! What each stage of a plan does and what holds it back.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use infercluster_sim::cost::{SegmentTime, StageCost};
 use infercluster_spec::cluster::DeviceType;
@@ -9,7 +9,7 @@ use infercluster_spec::{
     BatchShape, Bytes, Dtype, GpuId, IndexRange, Layout, ReplicaId, SegmentKind, SimDuration, StageId, memory,
 };
 
-use super::{Candidate, PlanProblem, ReplicaError, stage};
+use super::{BaselineKind, Candidate, PlanProblem, ReplicaError, ReplicaPlan, stage};
 
 /// What a stage would need more of to be faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +59,55 @@ pub struct StagePlan {
     pub memory_used: Vec<Bytes>,
     /// What holds it back.
     pub binding: BindingConstraint,
+}
+
+impl ReplicaPlan {
+    /// Why the layout is as it is, in lines: what binds each stage, where its ranks spend their time, and what
+    /// other layouts would reach.
+    pub fn explanation(&self) -> String {
+        let mut text = format!(
+            "one token for every sequence in {}: {:.1} output tokens/s\n",
+            self.step_time, self.output_tokens_per_s
+        );
+        for (stage, plan) in self.stages.iter().enumerate() {
+            let _ = writeln!(
+                text,
+                "stage {stage}, layers {}: {} a step, {} of it collectives, {} host; bound by {}",
+                plan.layers, plan.time, plan.collectives, plan.host, plan.binding
+            );
+            for (gpu, (compute, used)) in plan
+                .gpus
+                .iter()
+                .zip(plan.rank_compute.iter().zip(&plan.memory_used))
+            {
+                let _ = writeln!(text, "  {gpu}: computes {compute}, holds {used}");
+            }
+        }
+        for baseline in &self.baselines {
+            let name = match baseline.kind {
+                BaselineKind::Even => "even shares and layers",
+                BaselineKind::MemoryProportional => "even shares, layers by memory",
+            };
+            let factor = baseline.step_time.as_seconds() / self.step_time.as_seconds();
+            let _ = writeln!(text, "{name}: {}, {factor:.2} times as long", baseline.step_time);
+        }
+        let _ = writeln!(
+            text,
+            "ideal whole shares of this structure: {}; fractional ones: {}",
+            self.bounds.integer, self.bounds.continuous
+        );
+        let proof = if self.exact {
+            "proven best of"
+        } else {
+            "best found of"
+        };
+        let _ = writeln!(
+            text,
+            "{proof} all ways to form stages that were priced: {}",
+            self.structures
+        );
+        text
+    }
 }
 
 /// How much faster a stage must be without memory limits to be called short of memory.

@@ -2,8 +2,8 @@
 //! shares.
 //!
 //! **Search.** Devices of one type, speed, memory and node are interchangeable. Every way to deal them out to
-//! ordered stages is a *structure* ([`structures`]), up to [`STRUCTURE_LIMIT`] of them. For a stage the shares
-//! come from [`crate::apportion`] under the memory of its devices ([`stage`]); layer cuts come from a dynamic program over those ([`cuts`]). Ranks of a group stand
+//! ordered stages is a *structure* (`structures`), up to [`STRUCTURE_LIMIT`] of them. For a stage the shares
+//! come from [`crate::apportion`] under the memory of its devices (`stage`); layer cuts come from a dynamic program over those (`cuts`). Ranks of a group stand
 //! in the order in which the problem lists the devices.
 //!
 //! **Objective.** The time in which every sequence of the workload advances by one token, prefill work in its

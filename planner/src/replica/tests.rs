@@ -328,7 +328,21 @@ fn a_slow_rank_gets_less_by_hand() {
     let shards = &plan.layout.replicas[0].stages[0].layer_groups[0].shards;
     assert_eq!(shards[0].mlp_columns.to_string(), "0..2560");
     assert_eq!(shards[0].query_heads.to_string(), "0..5");
-    assert!(plan.stages[0].rank_compute.len() == 2 && plan.exact);
+    let explanation = plan.explanation();
+    for part in [
+        "stage 0, layers 0..6",
+        "  gpu 1: computes ",
+        "even shares and layers: ",
+        "proven best of all ways to form stages that were priced: 1",
+    ] {
+        assert!(explanation.contains(part), "{explanation}");
+    }
+    // Weights at batch 8 are read, not computed.
+    assert_eq!(
+        plan.stages[0].binding,
+        BindingConstraint::MemoryBandwidth,
+        "{explanation}"
+    );
 }
 
 #[test]
