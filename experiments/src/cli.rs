@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{calibrate, cluster, doctor, generate, layout, model, simulate, trace, worker};
+use crate::commands::{
+    calibrate, cluster, doctor, generate, layout, migrate, model, plan, simulate, trace, worker,
+};
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
 ///
@@ -32,7 +34,9 @@ pub(crate) enum Command {
     Model(model::ModelCommand),
     Trace(trace::TraceCommand),
     Layout(layout::LayoutCommand),
+    Plan(plan::Plan),
     Simulate(simulate::Simulate),
+    Migrate(migrate::MigrateCommand),
     Calibrate(calibrate::Calibrate),
     Generate(generate::Generate),
     Worker(worker::Worker),

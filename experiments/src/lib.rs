@@ -10,11 +10,13 @@ mod commands;
 mod failure;
 mod io;
 mod models;
+mod planning;
 mod reports;
 mod running;
 mod screen;
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -63,6 +65,7 @@ fn talk_to_stderr() {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .try_init();
 }

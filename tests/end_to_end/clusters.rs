@@ -77,3 +77,16 @@ fn short_files_name_line_and_field() {
             .refused(&[place, needle]);
     }
 }
+
+#[test]
+fn what_a_file_leaves_open_is_asked_for() {
+    let scratch = Scratch::new(program());
+    scratch.write(
+        "host.toml",
+        "name = \"host\"\n[[node]]\nname = \"a\"\ngpus = \"2 x cpu-core\"\nfabric = \"none\"\n",
+    );
+    let answer = scratch.run(&["cluster", "show", "host.toml", "--json"]);
+    assert_eq!(answer.code, Some(1), "{answer}");
+    let open = answer.json()["open"].clone();
+    assert!(open[0].as_str().unwrap().contains("memory"), "{answer}");
+}

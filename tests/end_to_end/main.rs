@@ -3,8 +3,10 @@
 mod basics;
 mod checkpoints;
 mod clusters;
+mod generation;
 mod layouts;
 mod models;
+mod plans;
 mod simulations;
 mod traces;
 

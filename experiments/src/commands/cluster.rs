@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use infercluster_inventory::ClusterFile;
+use infercluster_inventory::{ClusterFile, InventoryError};
 use infercluster_spec::cluster::{Link, LinkKind};
 use infercluster_spec::{Bytes, BytesPerSec, Cluster, FlopsPerSec};
+use serde::Serialize;
 
 use crate::Outcome;
 use crate::screen::{Columns, Screen};
@@ -45,12 +46,31 @@ pub(crate) fn run(command: ClusterCommand, screen: &Screen) -> anyhow::Result<Ou
 }
 
 fn show(arguments: &Show, screen: &Screen) -> anyhow::Result<Outcome> {
-    let file = clusters::read(&arguments.cluster)?;
+    let file = match clusters::read(&arguments.cluster) {
+        Err(error) => return incomplete(error, screen),
+        Ok(file) => file,
+    };
     if let Some(output) = &arguments.output {
         io::write_document(output, &file.cluster)?;
     }
     screen.document(&file.cluster, |_| people(&file))?;
     Ok(Outcome::Done)
+}
+
+/// A file that was understood but leaves figures open is an answer: what it still has to say.
+fn incomplete(error: anyhow::Error, screen: &Screen) -> anyhow::Result<Outcome> {
+    let Some(InventoryError::Open { file, open }) = error.downcast_ref() else {
+        return Err(error);
+    };
+    let answer = Incomplete { file, open };
+    screen.answer(&answer, |_| format!("{error}\n"))?;
+    Ok(Outcome::GoalNotMet)
+}
+
+#[derive(Debug, Serialize)]
+struct Incomplete<'a> {
+    file: &'a str,
+    open: &'a [String],
 }
 
 fn people(file: &ClusterFile) -> String {

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use infercluster_planner::draw::draw_layout;
 use infercluster_planner::proportional::{ProportionalRequest, proportional_layout};
 use infercluster_planner::proportions::Proportions;
-use infercluster_spec::layout::{DEFAULT_BLOCK_SIZE, DEFAULT_QUANTUM, Reduction};
+use infercluster_spec::layout::{CPU_F32, DEFAULT_BLOCK_SIZE, DEFAULT_QUANTUM, Reduction};
 use infercluster_spec::validate::validate_layout;
-use infercluster_spec::{IndexRange, Layout, Model};
+use infercluster_spec::{Dtype, IndexRange, Layout};
 
 use crate::Outcome;
 use crate::screen::{Columns, Screen};
@@ -63,6 +64,12 @@ struct Make {
     /// Tokens of a KV block.
     #[arg(long, default_value_t = DEFAULT_BLOCK_SIZE)]
     block_size: u32,
+    /// How keys and values are stored; the executor of this build stores f32.
+    #[arg(long, default_value_t = Dtype::F32)]
+    kv_dtype: Dtype,
+    /// Numerics profile; the executor of this build runs cpu-f32/1, any other is a what-if.
+    #[arg(long, default_value = CPU_F32)]
+    numerics: String,
     /// Where to write it; standard output where absent.
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -115,12 +122,14 @@ fn make(arguments: &Make, screen: &Screen) -> anyhow::Result<Outcome> {
     request.quantum = arguments.quantum;
     request.reduction = arguments.reduction.into();
     request.kv.block_size = arguments.block_size;
-    let layout = proportional_layout(&model, &request)?;
+    request.kv.dtype = arguments.kv_dtype;
+    let mut layout = proportional_layout(&model, &request)?;
+    layout.numerics.clone_from(&arguments.numerics);
     validate_layout(&layout, &model, None)?;
     let path = arguments.output.clone().unwrap_or_else(|| "-".into());
     io::write_document(&path, &layout)?;
     if arguments.output.is_some() && !screen.is_json() {
-        screen.out(drawing(&layout, Some(&model)))?;
+        screen.out(draw_layout(&layout, &model, None))?;
     }
     Ok(Outcome::Done)
 }
@@ -132,12 +141,15 @@ fn show(arguments: &Show, screen: &Screen) -> anyhow::Result<Outcome> {
     if let Some(model) = &model {
         validate_layout(&layout, model, None)?;
     }
-    screen.document(&layout, |layout| drawing(layout, model.as_ref()))?;
+    screen.document(&layout, |layout| match &model {
+        Some(model) => draw_layout(layout, model, None),
+        None => table_of(layout),
+    })?;
     Ok(Outcome::Done)
 }
 
-/// The layout as a table, one row a shard.
-fn drawing(layout: &Layout, model: Option<&Model>) -> String {
+/// The layout as a table, one row a shard: all that can be said without its model.
+fn table_of(layout: &Layout) -> String {
     let reduction = match layout.reduction {
         Reduction::Fast => "fast",
         Reduction::Invariant => "invariant",
@@ -150,7 +162,6 @@ fn drawing(layout: &Layout, model: Option<&Model>) -> String {
         "rank",
         "device",
         ">query heads",
-        ">kv heads",
         ">mlp columns",
         ">output rows",
         ">vocabulary",
@@ -159,7 +170,6 @@ fn drawing(layout: &Layout, model: Option<&Model>) -> String {
         for (stage, part) in copy.stages.iter().enumerate() {
             for group in &part.layer_groups {
                 for (rank, shard) in group.shards.iter().enumerate() {
-                    let kv_heads = model.map(|model| shard.kv_heads(model.group_size()));
                     table.row([
                         replica.to_string(),
                         stage.to_string(),
@@ -167,7 +177,6 @@ fn drawing(layout: &Layout, model: Option<&Model>) -> String {
                         rank.to_string(),
                         shard.gpu.to_string(),
                         share(Some(shard.query_heads)),
-                        share(kv_heads),
                         share(Some(shard.mlp_columns)),
                         share(shard.output_rows),
                         share(shard.vocab),

@@ -5,7 +5,9 @@ pub(crate) mod cluster;
 pub(crate) mod doctor;
 pub(crate) mod generate;
 pub(crate) mod layout;
+pub(crate) mod migrate;
 pub(crate) mod model;
+pub(crate) mod plan;
 pub(crate) mod simulate;
 pub(crate) mod trace;
 pub(crate) mod worker;
@@ -19,6 +21,8 @@ pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> 
     match command {
         Command::Layout(arguments) => layout::run(arguments, screen),
         Command::Trace(arguments) => trace::run(arguments, screen),
+        Command::Plan(arguments) => plan::run(&arguments, screen),
+        Command::Migrate(arguments) => migrate::run(arguments, screen),
         Command::Simulate(arguments) => simulate::run(&arguments, screen),
         Command::Calibrate(arguments) => calibrate::run(&arguments, screen),
         Command::Generate(arguments) => generate::run(&arguments, screen),
