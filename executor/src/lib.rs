@@ -18,5 +18,6 @@ pub mod replay;
 pub mod service;
 pub mod speed;
 pub mod step;
+pub mod store;
 pub mod wire;
 pub mod worker;

@@ -7,8 +7,9 @@ use std::path::Path;
 use infercluster_executor::checkpoint::make;
 use infercluster_executor::coordinator::{Coordinator, CoordinatorOptions, FinishReason};
 use infercluster_executor::generate::{GenerateOptions, Generated, generate};
-use infercluster_spec::EngineOptions;
+use infercluster_executor::speed::Speed;
 use infercluster_spec::layout::Reduction;
+use infercluster_spec::{EngineOptions, GpuId};
 use support::{Cuts, WHOLE, layout, model, options};
 
 const ALL: GenerateOptions = GenerateOptions {
@@ -167,6 +168,37 @@ fn batching_chunks_blocks_and_preemption_change_no_bit() {
         preemptions += cut.iter().map(|one| one.preemptions).sum::<u32>();
     }
     assert!(preemptions > 0, "the small pool preempts");
+}
+
+#[test]
+fn an_emulated_device_is_slow_and_gives_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    made(folder.path());
+    let prompts = prompts();
+    let full = options(folder.path(), layout(&CUTS[0].1, Reduction::Invariant));
+    let mut slow = full.clone();
+    slow.speeds = [(GpuId(1), Speed::try_from(0.4).unwrap())].into();
+    let coordinator = Coordinator::start(slow).unwrap();
+    assert_eq!(
+        generate(&coordinator, &prompts, &ALL).unwrap(),
+        run(full, &prompts)
+    );
+    let measured = coordinator.measurements_blocking().unwrap();
+    let checks = measured.speed_checks();
+    assert_eq!((checks[0].asked, checks[0].achieved), (1.0, Some(1.0)));
+    // Waits may overshoot on a busy machine, which is paid back later, but they never fall short.
+    assert!(
+        checks[1].asked == 0.4 && checks[1].achieved.unwrap() <= 0.4 * 1.001,
+        "{checks:?}"
+    );
+    // Every step has a record in which both ranks say what they computed.
+    assert_eq!(measured.steps.len() as u64, measured.workers[&GpuId(0)].steps);
+    assert!(
+        measured
+            .steps
+            .iter()
+            .all(|step| step.ranks.len() == 2 && step.wall_s > 0.0)
+    );
 }
 
 #[test]

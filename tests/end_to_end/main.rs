@@ -3,6 +3,7 @@
 mod basics;
 mod checkpoints;
 mod clusters;
+mod distributed;
 mod generation;
 mod layouts;
 mod models;

@@ -7,30 +7,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use infercluster_serving::{BlockLedger, Router, RouterPolicy, Scheduler};
-use infercluster_spec::memory;
-use infercluster_spec::{Bytes, Epoch, GpuId, Layout, Model, ReplicaId, SequenceId, StepId, Term};
+use infercluster_serving::{Router, RouterPolicy};
+use infercluster_spec::{Epoch, GpuId, ReplicaId, SequenceId, StepId, Term};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::CoordinatorOptions;
 use super::error::{ExecutorError, RequestError};
 use super::fleet::{Fleet, Joined};
+use super::loading::{build_replicas, kv_pools};
 use super::measure::{Measurements, Status, WorkerStatus, step_records};
 use super::replica::Replica;
 use super::request::{GenerationRequest, StreamEvent};
-use crate::clock::{self, Deadline};
-use crate::speed::Speed;
-use crate::wire::message::{DocumentText, FromWorker, Prepare, StepOutput, ToWorker, WorkerTimes};
+use crate::clock;
+use crate::wire::message::{FromWorker, StepOutput, ToWorker, WorkerTimes};
 
 /// How often workers are pinged and limits are looked at.
 const TICK: Duration = Duration::from_secs(1);
 /// How long a failed step waits for the news which worker is lost, which names the cause and not a witness.
 const SUSPICION: Duration = Duration::from_millis(300);
 /// The epoch of the first layout.
-const FIRST_EPOCH: Epoch = Epoch(1);
+pub(super) const FIRST_EPOCH: Epoch = Epoch(1);
 /// The reign of a coordinator that nobody contests.
-const FIRST_TERM: Term = Term(1);
+pub(super) const FIRST_TERM: Term = Term(1);
 
 /// What reaches the engine.
 #[derive(Debug)]
@@ -78,12 +77,12 @@ struct Collection {
 
 /// All state of a coordinator.
 pub(super) struct Engine {
-    options: CoordinatorOptions,
+    pub(super) options: CoordinatorOptions,
     sender: Sender<Event>,
-    queue: Receiver<Event>,
-    fleet: Fleet,
+    pub(super) queue: Receiver<Event>,
+    pub(super) fleet: Fleet,
     router: Router,
-    replicas: Vec<Replica>,
+    pub(super) replicas: Vec<Replica>,
     owners: BTreeMap<SequenceId, ReplicaId>,
     suspicions: Vec<Suspicion>,
     collection: Option<Collection>,
@@ -121,62 +120,6 @@ impl Engine {
     /// A handle of the queue.
     pub(super) fn sender(&self) -> Sender<Event> {
         self.sender.clone()
-    }
-
-    /// Prepares the first layout on all its workers and waits until every one is ready.
-    fn load(&mut self, pools: &[u32]) -> Result<(), ExecutorError> {
-        let mut missing = BTreeSet::new();
-        for (seat, gpu) in self.options.layout.seats() {
-            let prepare = self.prepare(gpu, pools[seat.replica.index()]);
-            missing.insert(gpu);
-            self.fleet.send([&gpu], &ToWorker::Prepare(Box::new(prepare)));
-        }
-        let deadline = Deadline::after(self.options.limits.load);
-        while let Some(&gpu) = missing.first() {
-            let event = deadline
-                .remaining()
-                .and_then(|left| self.queue.recv_timeout(left).ok());
-            match event {
-                Some(Event::Worker { gpu, message, .. }) => match message {
-                    FromWorker::Ready { epoch, .. } if epoch == FIRST_EPOCH => {
-                        missing.remove(&gpu);
-                    }
-                    FromWorker::PrepareFailed { epoch, reason } => {
-                        return Err(ExecutorError::Prepare { gpu, epoch, reason });
-                    }
-                    _ => {}
-                },
-                Some(Event::Lost { gpu, reason }) => {
-                    let description = self.fleet.note_lost(gpu, &reason);
-                    return Err(ExecutorError::Lost { gpu, description });
-                }
-                Some(_) => {}
-                None => {
-                    return Err(ExecutorError::Load {
-                        gpu,
-                        epoch: FIRST_EPOCH,
-                        waited_ms: deadline.waited().as_millis() as u64,
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn prepare(&self, gpu: GpuId, kv_blocks: u32) -> Prepare {
-        let options = &self.options;
-        Prepare {
-            term: FIRST_TERM,
-            epoch: FIRST_EPOCH,
-            model: DocumentText::of(&options.model),
-            layout: DocumentText::of(&options.layout),
-            model_dir: options.model_dir.clone(),
-            kv_blocks,
-            token_budget: options.engine.token_budget,
-            peers: self.fleet.addresses(),
-            peer_deadline: options.limits.step,
-            speed: options.speeds.get(&gpu).copied().unwrap_or(Speed::FULL),
-        }
     }
 
     /// Works until it is told to stop.
@@ -303,7 +246,7 @@ impl Engine {
             FromWorker::Ready { .. } | FromWorker::PrepareFailed { .. } => {
                 tracing::warn!("{gpu} prepared a layout that nobody asked for");
             }
-            FromWorker::Joined { .. } | FromWorker::Pong => {}
+            FromWorker::Joined { .. } | FromWorker::Pong | FromWorker::Probed { .. } => {}
         }
     }
 
@@ -507,72 +450,4 @@ impl Engine {
             steps,
         });
     }
-}
-
-/// Blocks of each replica's KV pool.
-fn kv_pools(options: &CoordinatorOptions) -> Result<Vec<u32>, ExecutorError> {
-    let (layout, model) = (&options.layout, &options.model);
-    let replicas = (0..layout.replicas.len()).map(|index| ReplicaId(index as u32));
-    replicas
-        .map(|replica| kv_pool(options, layout, model, replica))
-        .collect()
-}
-
-fn kv_pool(
-    options: &CoordinatorOptions,
-    layout: &Layout,
-    model: &Model,
-    replica: ReplicaId,
-) -> Result<u32, ExecutorError> {
-    let fitting = options.memory.map(|memory| {
-        let blocks = memory::kv_capacity_blocks(layout, model, replica, Bytes::ZERO, |_| Some(memory));
-        (memory, blocks.unwrap_or(u64::from(u32::MAX)))
-    });
-    if let Some((memory, 0)) = fitting {
-        return Err(ExecutorError::Memory {
-            replica,
-            blocks: 0,
-            memory,
-        });
-    }
-    let wanted = options.kv_blocks.map_or_else(|| usual_pool(options), u64::from);
-    let blocks = fitting.map_or(wanted, |(_, fitting)| wanted.min(fitting));
-    Ok(u32::try_from(blocks).unwrap_or(u32::MAX))
-}
-
-/// Where nothing limits it, a pool holds what the batch may hold at once, up to 1 GiB on the fullest worker.
-fn usual_pool(options: &CoordinatorOptions) -> u64 {
-    const USUAL: u64 = 1 << 30;
-    let (layout, model) = (&options.layout, &options.model);
-    let context = options
-        .engine
-        .max_context
-        .unwrap_or(model.max_positions)
-        .min(model.max_positions);
-    let sequence = u64::from(context.div_ceil(layout.kv.block_size.max(1)));
-    let all = sequence.saturating_mul(u64::from(options.engine.max_sequences));
-    let block = memory::seats(layout, model)
-        .iter()
-        .map(|seat| seat.memory.kv_block.0)
-        .max();
-    all.min(USUAL / block.unwrap_or(1).max(1)).max(sequence).max(1)
-}
-
-fn build_replicas(options: &CoordinatorOptions, pools: &[u32]) -> Result<Vec<Replica>, ExecutorError> {
-    let limit = options.model.max_positions;
-    let mut engine = options.engine;
-    engine.max_context = Some(engine.max_context.map_or(limit, |context| context.min(limit)));
-    let mut replicas = Vec::new();
-    for (index, (copy, &blocks)) in options.layout.replicas.iter().zip(pools).enumerate() {
-        let id = ReplicaId(index as u32);
-        let ledger = BlockLedger::identifying(blocks, options.layout.kv.block_size)?;
-        let scheduler = Scheduler::new(engine, copy.stages.len() as u32, ledger)?;
-        let seats = options
-            .layout
-            .seats()
-            .filter(|(seat, _)| seat.replica == id)
-            .collect();
-        replicas.push(Replica::new(id, FIRST_TERM, FIRST_EPOCH, seats, scheduler));
-    }
-    Ok(replicas)
 }

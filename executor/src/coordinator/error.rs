@@ -81,6 +81,16 @@ pub enum ExecutorError {
         /// Why, in the worker's words.
         reason: String,
     },
+    /// Replicas that compute different bits.
+    #[error("the probe of {replica} gave logits hash {found:016x}, that of replica 0 gave {expected:016x}")]
+    Probe {
+        /// Which copy of the model.
+        replica: ReplicaId,
+        /// Its hash.
+        found: u64,
+        /// The first replica's hash.
+        expected: u64,
+    },
     /// A layout that took too long to load.
     #[error("{gpu} did not load its part of {epoch} within {waited_ms} ms")]
     Load {

@@ -8,6 +8,7 @@
 mod engine;
 mod error;
 mod fleet;
+mod loading;
 mod measure;
 mod replica;
 mod request;

@@ -8,12 +8,15 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::handshake::{self, Hello, Token};
 use super::{Connection, WireError};
 
 /// Handshakes that may be under way at once.
 const PENDING_LIMIT: usize = 64;
+/// How long accepting rests after a failure.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// What an acceptor expects of every peer.
 #[derive(Debug, Clone)]
@@ -105,8 +108,8 @@ fn accept_loop(socket: &TcpListener, closing: &AtomicBool, gate: &Arc<Gate>) {
             Ok((stream, peer)) => gate_keep(gate, stream, peer),
             Err(error) => {
                 tracing::warn!("accepting a connection failed: {error}");
-                // Out of descriptors or the like: let others give some back before the next try.
-                thread::yield_now();
+                // Out of descriptors or the like: others need time to give some back.
+                thread::sleep(ACCEPT_PAUSE);
             }
         }
     }
@@ -147,7 +150,6 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::Ipv4Addr;
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use infercluster_spec::{Epoch, GpuId};
 

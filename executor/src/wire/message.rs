@@ -44,7 +44,7 @@ pub struct Prepare {
     pub layout: DocumentText,
     /// Where the checkpoint is, on every worker's host.
     pub model_dir: PathBuf,
-    /// Blocks of the replica's KV pool.
+    /// Blocks of the replica's KV pool; one more is allocated behind them for probes.
     pub kv_blocks: u32,
     /// Most tokens of one step.
     pub token_budget: u32,
@@ -120,6 +120,9 @@ pub enum ToWorker {
     Prepare(Box<Prepare>),
     /// Compute a step.
     Step(StepOrder),
+    /// Compute a step outside the numbering, between two others, in the pool's last block, which no sequence ever
+    /// gets: what a layout answers before anybody depends on it.
+    Probe(StepOrder),
     /// Drop the runtime of an epoch and everything it holds.
     Release {
         /// The coordinator's reign.
@@ -168,6 +171,13 @@ pub enum FromWorker {
         /// Its number.
         step: StepId,
         /// One an item that wanted logits, in the order of the items.
+        outputs: Vec<StepOutput>,
+    },
+    /// A probe is done: sent by rank 0 of the last stage.
+    Probed {
+        /// The layout version.
+        epoch: Epoch,
+        /// What it gave.
         outputs: Vec<StepOutput>,
     },
     /// The first step of an epoch is done on this rank.

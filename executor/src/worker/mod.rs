@@ -4,6 +4,7 @@
 //! computes in dispatch order; a thread a `Prepare` builds the runtime of a new epoch beside those that run.
 //! A worker never outlives its coordinator's connection.
 
+pub mod lanes;
 mod runtime;
 mod sample;
 mod steps;
@@ -169,6 +170,7 @@ impl Worker {
                 ToWorker::Stop => return Ok(()),
                 ToWorker::Ping => self.answers.send(&FromWorker::Pong)?,
                 ToWorker::Step(order) => self.command(Command::Step(order))?,
+                ToWorker::Probe(order) => self.command(Command::Probe(order))?,
                 ToWorker::TakeTimes => self.command(Command::TakeTimes)?,
                 ToWorker::Release { term, epoch } => {
                     if let Err(stale) = self.fence.admit_term(term) {

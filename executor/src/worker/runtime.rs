@@ -140,7 +140,13 @@ impl Runtime {
         let upstream = mesh.upstream()?;
         let downstream = mesh.downstream()?;
         let checkpoint = Checkpoint::open(&prepare.model_dir)?;
-        let kv = KvStore::new(Cpu::new(), &model, &layout, seat, prepare.kv_blocks)?;
+        let kv = KvStore::new(
+            Cpu::new(),
+            &model,
+            &layout,
+            seat,
+            prepare.kv_blocks.saturating_add(1),
+        )?;
         let weights = SeatModel::load(Cpu::new(), &checkpoint, &model, &layout, seat)?;
         let stage = mesh.stage(seat.stage);
         Ok(Self {

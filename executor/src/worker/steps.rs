@@ -8,6 +8,7 @@ use std::time::Duration;
 use infercluster_spec::{Epoch, StepId, Term};
 
 use super::runtime::{Runtime, StepResult};
+use super::sample::Choice;
 use crate::clock;
 use crate::speed::{Pacer, SegmentTimes, Speed, TimesByKind};
 use crate::step::StepDescriptor;
@@ -22,6 +23,7 @@ pub(super) enum Command {
     /// A runtime stands beside the others from now on.
     Install(Box<Runtime>, Speed),
     Step(StepOrder),
+    Probe(StepOrder),
     Release(Epoch),
     TakeTimes,
 }
@@ -128,6 +130,7 @@ impl StepLoop {
                     self.runtimes.insert(runtime.epoch, *runtime);
                 }
                 Command::Step(order) => self.step(&order)?,
+                Command::Probe(order) => self.probe(&order)?,
                 Command::Release(epoch) => {
                     self.runtimes.remove(&epoch);
                 }
@@ -176,20 +179,39 @@ impl StepLoop {
         }
     }
 
+    /// A probe passes no fence and is not counted.
+    fn probe(&mut self, order: &StepOrder) -> Result<(), WireError> {
+        let StepDescriptor { epoch, step, .. } = order.descriptor;
+        let failed = |reason: String, peer| FromWorker::StepFailed {
+            epoch,
+            step,
+            reason,
+            peer,
+        };
+        let Some(runtime) = self.runtimes.get_mut(&epoch) else {
+            return self
+                .answers
+                .send(&failed(format!("{epoch} is not prepared here"), None));
+        };
+        let result = runtime.run(order, &mut self.pacer);
+        self.pacer.take();
+        match result.map(|result| result.choices) {
+            Ok(None) => Ok(()),
+            Ok(Some(choices)) => self.answers.send(&FromWorker::Probed {
+                epoch,
+                outputs: outputs_of(order, choices),
+            }),
+            Err(error) => {
+                self.runtimes.remove(&epoch);
+                self.answers.send(&failed(error.to_string(), error.peer()))
+            }
+        }
+    }
+
     fn answer(&self, order: &StepOrder, result: StepResult) -> Result<(), WireError> {
         let Some(choices) = result.choices else {
             return Ok(());
         };
-        let items = order.descriptor.items.iter().filter(|item| item.wants_logits);
-        let outputs = items
-            .zip(choices)
-            .map(|(item, choice)| StepOutput {
-                sequence: item.sequence,
-                token: choice.token,
-                logits_hash: choice.logits_hash,
-                logits: choice.logits,
-            })
-            .collect();
         let StepDescriptor {
             term, epoch, step, ..
         } = order.descriptor;
@@ -197,7 +219,7 @@ impl StepLoop {
             term,
             epoch,
             step,
-            outputs,
+            outputs: outputs_of(order, choices),
         })
     }
 
@@ -227,6 +249,20 @@ impl StepLoop {
         times.latest = std::mem::take(&mut self.latest).into();
         self.answers.send(&FromWorker::Times(times))
     }
+}
+
+/// One output an item that wanted logits.
+fn outputs_of(order: &StepOrder, choices: Vec<Choice>) -> Vec<StepOutput> {
+    let items = order.descriptor.items.iter().filter(|item| item.wants_logits);
+    items
+        .zip(choices)
+        .map(|(item, choice)| StepOutput {
+            sequence: item.sequence,
+            token: choice.token,
+            logits_hash: choice.logits_hash,
+            logits: choice.logits,
+        })
+        .collect()
 }
 
 fn add(sums: &mut TimesByKind, more: &TimesByKind) {
