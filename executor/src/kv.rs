@@ -20,6 +20,14 @@ pub enum KvError {
     /// The layout has no such seat.
     #[error("the layout has no {} {} {}", .0.replica, .0.stage, .0.rank)]
     NoSeat(Seat),
+    /// Query heads that do not share KV heads evenly.
+    #[error("{query_heads} query heads are no multiple of {kv_heads} kv heads")]
+    Heads {
+        /// Query heads of the model.
+        query_heads: u32,
+        /// KV heads of the model.
+        kv_heads: u32,
+    },
     /// A cache dtype that this executor does not store.
     #[error("kv cache in {found} is not supported, only f32")]
     Dtype {
@@ -109,6 +117,13 @@ pub struct KvStore<B: Backend> {
 impl<B: Backend> KvStore<B> {
     /// An empty pool of `blocks` blocks for the layers and heads of a seat.
     pub fn new(backend: B, model: &Model, layout: &Layout, seat: Seat, blocks: u32) -> Result<Self, KvError> {
+        let (query_heads, kv_heads) = (model.query_heads, model.kv_heads);
+        if kv_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
+            return Err(KvError::Heads {
+                query_heads,
+                kv_heads,
+            });
+        }
         let stage = layout.stage(seat).ok_or(KvError::NoSeat(seat))?;
         if layout.kv.dtype != Dtype::F32 {
             return Err(KvError::Dtype {

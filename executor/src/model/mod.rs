@@ -263,6 +263,12 @@ fn check_supported<B: Backend>(backend: &B, model: &Model, layout: &Layout) -> R
     if !matches!(model.family, Family::Llama | Family::Qwen2) {
         return unsupported("layers other than Llama's and Qwen2's");
     }
+    if model.kv_heads == 0 || !model.query_heads.is_multiple_of(model.kv_heads) {
+        return unsupported("query heads that are no multiple of the kv heads");
+    }
+    if model.query_heads.checked_mul(model.head_dim).is_none() {
+        return unsupported("heads of more than 2^32 elements");
+    }
     if model.experts.is_some() {
         return unsupported("experts");
     }

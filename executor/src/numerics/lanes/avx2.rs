@@ -75,7 +75,15 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn sum4(four: [Self; 4]) -> [f32; 4] {
         // SAFETY: the caller has AVX.
-        unsafe { sum4_halves(four.map(|lanes| _mm256_add_ps(lanes.0, lanes.1))) }
+        unsafe {
+            let [a, b, c, d] = four;
+            sum4_halves([
+                _mm256_add_ps(a.0, a.1),
+                _mm256_add_ps(b.0, b.1),
+                _mm256_add_ps(c.0, c.1),
+                _mm256_add_ps(d.0, d.1),
+            ])
+        }
     }
 }
 
@@ -87,10 +95,21 @@ impl Lanes for Avx2 {
 pub(super) unsafe fn sum_halves(eight: __m256) -> f32 {
     // SAFETY: the caller has AVX.
     unsafe {
-        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let four = quarter(eight);
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
     }
+}
+
+/// Lane i + lane i + 4. Plain functions and no closures here: a closure handed to `map` may be compiled
+/// apart, without the features, and then passes registers through memory.
+///
+/// # Safety
+/// The caller has AVX.
+#[inline(always)]
+unsafe fn quarter(eight: __m256) -> __m128 {
+    // SAFETY: the caller has AVX.
+    unsafe { _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight)) }
 }
 
 /// Four of [`sum_halves`] side by side.
@@ -101,8 +120,8 @@ pub(super) unsafe fn sum_halves(eight: __m256) -> f32 {
 pub(super) unsafe fn sum4_halves(eights: [__m256; 4]) -> [f32; 4] {
     // SAFETY: the caller has AVX; the last store writes the four elements of `sums`.
     unsafe {
-        let fold = |eight| _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-        let [a, b, c, d] = eights.map(fold);
+        let [a, b, c, d] = eights;
+        let (a, b, c, d) = (quarter(a), quarter(b), quarter(c), quarter(d));
         // Lane i + lane i + 2 of two numbers in one register.
         let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
         let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));

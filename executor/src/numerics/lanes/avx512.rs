@@ -63,7 +63,7 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn sum4(four: [Self; 4]) -> [f32; 4] {
         // SAFETY: the caller has AVX-512DQ and with it AVX.
-        unsafe { sum4_halves(four.map(|lanes| fold(lanes))) }
+        unsafe { sum4_halves([fold(four[0]), fold(four[1]), fold(four[2]), fold(four[3])]) }
     }
 }
 
