@@ -3,7 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    calibrate, cluster, doctor, generate, layout, migrate, model, plan, simulate, trace, worker,
+    calibrate, cluster, doctor, generate, layout, migrate, model, plan, profile, quickstart, replay, serve,
+    simulate, trace, worker,
 };
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
@@ -30,6 +31,7 @@ pub struct Cli {
 /// Every command that this build has.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Quickstart(quickstart::Quickstart),
     Cluster(cluster::ClusterCommand),
     Model(model::ModelCommand),
     Trace(trace::TraceCommand),
@@ -38,7 +40,10 @@ pub(crate) enum Command {
     Simulate(simulate::Simulate),
     Migrate(migrate::MigrateCommand),
     Calibrate(calibrate::Calibrate),
+    Profile(profile::ProfileCommand),
     Generate(generate::Generate),
+    Serve(serve::Serve),
+    Replay(replay::Replay),
     Worker(worker::Worker),
     Doctor(doctor::Doctor),
 }

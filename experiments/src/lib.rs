@@ -11,6 +11,8 @@ mod failure;
 mod io;
 mod models;
 mod planning;
+mod profiling;
+mod quickstart;
 mod reports;
 mod running;
 mod screen;

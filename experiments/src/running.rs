@@ -95,6 +95,17 @@ impl RunFlags {
 }
 
 impl Speeds {
+    /// Both factors, where there are two.
+    pub(crate) fn pair(&self) -> anyhow::Result<[Speed; 2]> {
+        match self.0.as_slice() {
+            &[first, second] => Ok([first, second]),
+            other => bail!(
+                "--speed has {} factors, two are needed, such as 1.0:0.4",
+                other.len()
+            ),
+        }
+    }
+
     /// Each device with its factor.
     fn by_device(&self, layout: &Layout) -> anyhow::Result<BTreeMap<GpuId, Speed>> {
         let (given, devices) = (self.0.len(), layout.gpus.len());

@@ -75,7 +75,6 @@ impl Screen {
         self.say(failure::message(error));
     }
 
-    #[expect(dead_code, reason = "the commands that take long come with their libraries")]
     /// A bar of `steps` steps on a terminal, nothing in pipes.
     pub(crate) fn progress(&self, steps: u64, what: &str) -> ProgressBar {
         if !io::stderr().is_terminal() {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use infercluster_spec::report::{Report, RequestRecord, Slo};
-use infercluster_spec::{Request, RequestId, SimTime, Tokens, Trace};
+use infercluster_spec::{Request, RequestId, SimTime, StepRecord, Tokens, Trace};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -116,6 +116,8 @@ pub struct ReplayOutcome {
     pub report: Report,
     /// Whether emulated devices had their speeds.
     pub speeds: Vec<SpeedCheck>,
+    /// The latest steps, where the workers belong to this process's coordinator: what calibration reads.
+    pub steps: Vec<StepRecord>,
 }
 
 impl ReplayOutcome {
@@ -176,11 +178,13 @@ pub fn replay(
     let mut report = Report::from_records(&records, options.slo);
     report.skipped = skipped as u64;
     report.busy_fraction = times.as_ref().map(|times| times.busy_fraction.clone());
+    let (speeds, steps) = times.map_or_else(Default::default, |times| (times.speeds, times.steps));
     Ok(ReplayOutcome {
         records,
         answers,
         report,
-        speeds: times.map_or_else(Vec::new, |times| times.speeds),
+        speeds,
+        steps,
     })
 }
 

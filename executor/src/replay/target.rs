@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
+use infercluster_spec::StepRecord;
 use infercluster_spec::report::BusyFraction;
 use serde::Deserialize;
 use serde_json::json;
@@ -43,6 +44,9 @@ pub(super) struct Received {
 pub(super) struct Times {
     pub(super) busy_fraction: BusyFraction,
     pub(super) speeds: Vec<SpeedCheck>,
+    /// A service behind a URL keeps its steps to itself.
+    #[serde(skip)]
+    pub(super) steps: Vec<StepRecord>,
 }
 
 /// What a service says about its model.
@@ -146,6 +150,7 @@ impl<'a> Sender<'a> {
                 Some(Times {
                     busy_fraction: measured.busy_fraction(),
                     speeds: measured.speed_checks(),
+                    steps: measured.steps,
                 })
             }
             Target::Url(url) => {

@@ -115,13 +115,7 @@ fn people(findings: &Findings) -> String {
 /// Vector units. Every kernel has a scalar form with the same bits, so none of them is needed.
 fn cpu() -> Check {
     let features = cpu_features();
-    let name = fs::read_to_string("/proc/cpuinfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("model name"))?;
-            Some(line.split_once(':')?.1.trim().to_owned())
-        })
-        .unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let name = cpu_name();
     if features.is_empty() {
         return Check::lacking(
             "CPU",
@@ -131,6 +125,17 @@ fn cpu() -> Check {
         );
     }
     Check::good("CPU", format!("{name}, {}", features.join(" ")))
+}
+
+/// What the CPU calls itself.
+pub(crate) fn cpu_name() -> String {
+    fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 #[cfg(target_arch = "x86_64")]

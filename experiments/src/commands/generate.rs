@@ -1,15 +1,19 @@
 //! `generate`: one-shot generation, for scripts and checks.
 
+use std::path::Path;
 use std::str::FromStr;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use infercluster_executor::coordinator::{Coordinator, FinishReason};
 use infercluster_executor::generate::{GenerateOptions, Generated, generate};
+use infercluster_executor::service::load_tokenizer;
 use infercluster_executor::speed::SpeedCheck;
 use serde::Serialize;
+use tokenizers::Tokenizer;
 
 use crate::Outcome;
+use crate::failure::WithFix as _;
 use crate::running::{self, RunFlags};
 use crate::screen::Screen;
 
@@ -27,8 +31,11 @@ pub(crate) struct Generate {
     #[command(flatten)]
     run: RunFlags,
     /// Token ids of a prompt; may stand several times.
-    #[arg(long, required = true)]
+    #[arg(long, required_unless_present = "prompt", conflicts_with = "prompt")]
     prompt_ids: Vec<PromptIds>,
+    /// Text of a prompt, for a model folder with a tokenizer.json.
+    #[arg(long)]
+    prompt: Option<String>,
     /// Most tokens to generate.
     #[arg(long, default_value_t = 16)]
     max_tokens: u32,
@@ -55,10 +62,42 @@ impl FromStr for PromptIds {
     }
 }
 
+/// The tokenizer of a model folder, where there is one.
+struct Texts(Option<Tokenizer>);
+
+impl Texts {
+    fn of(folder: &Path) -> anyhow::Result<Self> {
+        Ok(Self(load_tokenizer(folder)?))
+    }
+
+    fn ids(&self, text: &str) -> anyhow::Result<Vec<u32>> {
+        let Some(tokenizer) = &self.0 else {
+            let refused = Err(anyhow!(
+                "--prompt needs a tokenizer.json in the model folder, there is none"
+            ));
+            return refused.fix("give token ids instead: --prompt-ids 1,2,3");
+        };
+        let encoded = tokenizer
+            .encode(text, true)
+            .map_err(|error| anyhow!("--prompt: {error}"))?;
+        Ok(encoded.get_ids().to_vec())
+    }
+
+    fn text(&self, tokens: &[u32]) -> anyhow::Result<Option<String>> {
+        let decode = |tokenizer: &Tokenizer| {
+            let text = tokenizer.decode(tokens, true);
+            text.map_err(|error| anyhow!("the tokenizer cannot decode the answer: {error}"))
+        };
+        self.0.as_ref().map(decode).transpose()
+    }
+}
+
 /// The answer to one prompt.
 #[derive(Debug, Serialize)]
 struct Answer {
     tokens: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
     finish: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     logits: Option<Vec<f64>>,
@@ -74,8 +113,12 @@ pub(crate) fn run(arguments: &Generate, screen: &Screen) -> anyhow::Result<Outco
     if arguments.max_tokens == 0 {
         bail!("--max-tokens is 0, at least 1 is needed");
     }
+    let texts = Texts::of(&arguments.run.model_dir)?;
+    let prompts: Vec<Vec<u32>> = match &arguments.prompt {
+        Some(text) => vec![texts.ids(text)?],
+        None => arguments.prompt_ids.iter().map(|ids| ids.0.clone()).collect(),
+    };
     let coordinator = Coordinator::start(arguments.run.options()?)?;
-    let prompts: Vec<Vec<u32>> = arguments.prompt_ids.iter().map(|ids| ids.0.clone()).collect();
     let options = GenerateOptions {
         max_tokens: arguments.max_tokens,
         ignore_eos: arguments.ignore_eos,
@@ -88,7 +131,11 @@ pub(crate) fn run(arguments: &Generate, screen: &Screen) -> anyhow::Result<Outco
         screen.say(line);
     }
     let emulated: Vec<SpeedCheck> = checks.into_iter().filter(|check| check.asked != 1.0).collect();
-    let answers: Vec<Answer> = generated.into_iter().map(|one| answer(one, &emulated)).collect();
+    let answer = |one| answer(one, &texts, &emulated);
+    let answers = generated
+        .into_iter()
+        .map(answer)
+        .collect::<anyhow::Result<Vec<Answer>>>()?;
     match answers.as_slice() {
         [one] => screen.answer(one, people)?,
         all => screen.answer(&all, |all| all.iter().map(people).collect::<String>())?,
@@ -97,8 +144,9 @@ pub(crate) fn run(arguments: &Generate, screen: &Screen) -> anyhow::Result<Outco
     Ok(Outcome::Done)
 }
 
-fn answer(generated: Generated, emulated: &[SpeedCheck]) -> Answer {
-    Answer {
+fn answer(generated: Generated, texts: &Texts, emulated: &[SpeedCheck]) -> anyhow::Result<Answer> {
+    Ok(Answer {
+        text: texts.text(&generated.tokens)?,
         tokens: generated.tokens,
         finish: match generated.finish {
             FinishReason::Length => "length",
@@ -110,7 +158,7 @@ fn answer(generated: Generated, emulated: &[SpeedCheck]) -> Answer {
         logits_hash: generated.logits_hash.map(|hash| format!("{hash:016x}")),
         preemptions: generated.preemptions,
         emulated: emulated.to_vec(),
-    }
+    })
 }
 
 /// The double whose shortest decimal is that of the single, so that JSON shows `0.1` and not
@@ -120,6 +168,9 @@ fn shortest(logit: f32) -> f64 {
 }
 
 fn people(answer: &Answer) -> String {
+    if let Some(text) = &answer.text {
+        return format!("{text}\n");
+    }
     let tokens: Vec<String> = answer.tokens.iter().map(ToString::to_string).collect();
     format!("{}\n", tokens.join(" "))
 }

@@ -8,6 +8,10 @@ pub(crate) mod layout;
 pub(crate) mod migrate;
 pub(crate) mod model;
 pub(crate) mod plan;
+pub(crate) mod profile;
+pub(crate) mod quickstart;
+pub(crate) mod replay;
+pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod trace;
 pub(crate) mod worker;
@@ -25,6 +29,10 @@ pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> 
         Command::Migrate(arguments) => migrate::run(arguments, screen),
         Command::Simulate(arguments) => simulate::run(&arguments, screen),
         Command::Calibrate(arguments) => calibrate::run(&arguments, screen),
+        Command::Profile(arguments) => profile::run(&arguments, screen),
+        Command::Serve(arguments) => serve::run(&arguments, screen),
+        Command::Replay(arguments) => replay::run(&arguments, screen),
+        Command::Quickstart(arguments) => quickstart::run(&arguments, screen),
         Command::Generate(arguments) => generate::run(&arguments, screen),
         Command::Worker(arguments) => worker::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments, screen),

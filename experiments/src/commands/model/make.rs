@@ -79,6 +79,8 @@ pub(crate) enum Preset {
     Tiny,
     /// 36 MB: a step takes milliseconds.
     Small,
+    /// 112 MB: what the quickstart serves.
+    Quick,
     /// 440 MB: steps are bound by memory, as those of real models are.
     Medium,
 }
@@ -98,6 +100,7 @@ impl Preset {
         let (layers, hidden, heads, kv_heads, head_dim, ffn, vocab) = match self {
             Self::Tiny => (4, 96, 6, 2, 16, 320, 512),
             Self::Small => (8, 256, 8, 4, 32, 1024, 2048),
+            Self::Quick => (6, 512, 8, 4, 64, 2048, 4096),
             Self::Medium => (12, 768, 12, 4, 64, 3072, 4096),
         };
         Model {
@@ -213,10 +216,10 @@ mod tests {
     fn presets_have_the_size_that_help_says() {
         let megabytes = |preset: Preset| preset.model("m").weight_bytes().0 / 1_000_000;
         assert_eq!(
-            [Preset::Tiny, Preset::Small, Preset::Medium].map(megabytes),
-            [2, 35, 440]
+            [Preset::Tiny, Preset::Small, Preset::Quick, Preset::Medium].map(megabytes),
+            [2, 35, 111, 440]
         );
-        for preset in [Preset::Tiny, Preset::Small, Preset::Medium] {
+        for preset in [Preset::Tiny, Preset::Small, Preset::Quick, Preset::Medium] {
             assert!(check(&preset.model("m")).is_ok());
         }
     }

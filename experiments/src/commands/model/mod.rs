@@ -14,6 +14,8 @@ use crate::models;
 use crate::screen::{Screen, facts};
 use weights::Weights;
 
+pub(crate) use make::{DEFAULT_SEED, Preset};
+
 /// Shows a model, or makes a small random one.
 #[derive(Debug, Args)]
 pub(crate) struct ModelCommand {
