@@ -131,7 +131,13 @@ where
             Err(self.bare(number))
         }
     }
-    deserializer.deserialize_any(Visitor(accepted, std::marker::PhantomData))
+    let visitor = Visitor(accepted, std::marker::PhantomData);
+    if deserializer.is_human_readable() {
+        deserializer.deserialize_any(visitor)
+    } else {
+        // Binary formats hold the same text but cannot say what comes next.
+        deserializer.deserialize_str(visitor)
+    }
 }
 
 /// The text of an integer quantity: the largest unit that divides it exactly, so nothing is lost.
