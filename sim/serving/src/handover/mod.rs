@@ -63,14 +63,15 @@ pub struct HandoverId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LaneId(pub u32);
 
-/// A KV slice (some layers and heads of every unit) that a device lacks and another has.
+/// A KV slice (some layers and heads of every unit) that a device lacks and another has. A lane from a device to
+/// itself carries what it keeps from the old shard's cache into the shadow's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Lane {
     /// Which.
     pub id: LaneId,
     /// Who has it.
     pub from: GpuId,
-    /// Who lacks it.
+    /// Who will need it.
     pub to: GpuId,
 }
 
@@ -271,6 +272,9 @@ pub enum RefusalReason {
         /// The first layer that differs.
         layer: u32,
     },
+    /// The shadow cannot be loaded: weights, connections or the probe's run failed.
+    #[error("the shadow shard cannot be loaded")]
+    Load,
     /// The rank does not serve what it should keep: it has restarted.
     #[error("the rank does not serve the layout in force")]
     NotServing,

@@ -166,9 +166,7 @@ impl Coordinator {
         if plan.id <= self.layout {
             return Err(HandoverError::UsedId { layout: self.layout });
         }
-        let is_bad = |lane: &&Lane| {
-            lane.from == lane.to || !plan.old.contains(&lane.from) || !plan.new.contains(&lane.to)
-        };
+        let is_bad = |lane: &&Lane| !plan.old.contains(&lane.from) || !plan.new.contains(&lane.to);
         if let Some(lane) = plan.lanes.iter().find(is_bad) {
             return Err(HandoverError::BadLane { lane: lane.id });
         }
