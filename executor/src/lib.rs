@@ -3,6 +3,7 @@
 //! Knows neither the simulator nor the planner: it takes a `Layout` or a `MigrationPlan` and checks it again.
 
 pub mod backend;
+pub mod bench;
 pub mod checkpoint;
 pub mod clock;
 pub mod comm;
@@ -10,9 +11,11 @@ pub mod coordinator;
 pub mod generate;
 pub mod inprocess;
 pub mod kv;
+pub mod lanes;
 pub mod launch;
 pub mod model;
 mod numerics;
+pub mod probe;
 pub mod profile;
 pub mod replay;
 pub mod service;

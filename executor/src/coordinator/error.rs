@@ -4,6 +4,7 @@ use infercluster_serving::Refusal;
 use infercluster_spec::validate::LayoutViolations;
 use infercluster_spec::{Bytes, Epoch, GpuId, ReplicaId};
 
+use crate::store::StoreError;
 use crate::wire::WireError;
 
 /// Why a coordinator does not start.
@@ -29,6 +30,9 @@ pub enum ExecutorError {
         /// What a worker may use.
         memory: Bytes,
     },
+    /// The record of the first layout cannot be written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The control port cannot be opened.
     #[error("control port: {source}")]
     Listen {
@@ -81,15 +85,13 @@ pub enum ExecutorError {
         /// Why, in the worker's words.
         reason: String,
     },
-    /// Replicas that compute different bits.
-    #[error("the probe of {replica} gave logits hash {found:016x}, that of replica 0 gave {expected:016x}")]
+    /// Ranks or replicas that compute different numbers.
+    #[error("the probe of {gpu} differs from that of the others, first in layer {layer}")]
     Probe {
-        /// Which copy of the model.
-        replica: ReplicaId,
-        /// Its hash.
-        found: u64,
-        /// The first replica's hash.
-        expected: u64,
+        /// Which device.
+        gpu: GpuId,
+        /// The first layer that differs; one past the last for the LM head.
+        layer: u32,
     },
     /// A layout that took too long to load.
     #[error("{gpu} did not load its part of {epoch} within {waited_ms} ms")]

@@ -229,6 +229,11 @@ impl Fleet {
         description
     }
 
+    /// Workers that are lost.
+    pub(super) fn lost(&self) -> Vec<GpuId> {
+        self.lost.keys().copied().collect()
+    }
+
     /// How a lost worker was described.
     pub(super) fn description_of_lost(&self, gpu: GpuId) -> Option<&str> {
         self.lost.get(&gpu).map(String::as_str)

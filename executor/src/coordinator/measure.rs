@@ -143,18 +143,24 @@ pub(super) fn step_records(
             .collect()
     };
     let ranks: BTreeMap<GpuId, BTreeMap<StepId, StepTimes>> = replica
+        .seating
         .gpus()
         .filter_map(|gpu| Some((*gpu, by_step(workers.get(gpu)?))))
         .collect();
-    let stages = replica.stage_count();
+    let stages = replica.seating.stage_count();
     let mut records = Vec::new();
     for done in completed
         .iter()
-        .filter(|done| done.shape != BatchShape::default())
+        // Steps of a layout before would be told by the seats of this one.
+        .filter(|done| done.shape != BatchShape::default() && done.epoch == replica.epoch)
     {
         for stage in 0..stages {
             let stage = StageId(stage as u32);
-            let seated = replica.seats.iter().filter(|(seat, _)| seat.stage == stage);
+            let seated = replica
+                .seating
+                .seats
+                .iter()
+                .filter(|(seat, _)| seat.stage == stage);
             let told: Option<Vec<(GpuId, &StepTimes)>> = seated
                 .map(|(_, gpu)| Some((*gpu, ranks.get(gpu)?.get(&done.step)?)))
                 .collect();

@@ -8,13 +8,14 @@
 mod engine;
 mod error;
 mod fleet;
-mod loading;
 mod measure;
+mod migration;
+mod records;
 mod replica;
 mod request;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -22,11 +23,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use infercluster_spec::validate::validate_layout;
-use infercluster_spec::{Bytes, EngineOptions, GpuId, Layout, Model, SequenceId};
+use infercluster_spec::{Bytes, EngineOptions, Epoch, GpuId, Layout, Model, SequenceId};
 
 pub use error::{ExecutorError, RequestError};
 pub use fleet::Launch;
 pub use measure::{Measurements, ReplicaStatus, Status, WorkerStatus};
+pub use migration::{MigrationError, MigrationPhase, MigrationReport};
 pub use request::{FinishReason, GenerationRequest, StreamEvent, TokenStream};
 
 use crate::speed::Speed;
@@ -81,6 +83,8 @@ impl Default for Limits {
     }
 }
 
+type MigrationAnswer = tokio::sync::oneshot::Receiver<Result<MigrationReport, MigrationError>>;
+
 /// A running coordinator; its workers end when it is dropped.
 #[derive(Debug)]
 pub struct Coordinator {
@@ -90,10 +94,20 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts workers and loads the layout on them; returns when the first request can run.
+    /// Starts workers and loads the layout on them; returns when the first request can run. The record of the
+    /// layout in force lives as long as the service.
     pub fn start(options: CoordinatorOptions) -> Result<Self, ExecutorError> {
+        Self::start_recorded(options, None)
+    }
+
+    /// [`Self::start`] with the record log in a folder that outlives the service.
+    pub fn start_in(options: CoordinatorOptions, state_dir: &Path) -> Result<Self, ExecutorError> {
+        Self::start_recorded(options, Some(state_dir))
+    }
+
+    fn start_recorded(options: CoordinatorOptions, state_dir: Option<&Path>) -> Result<Self, ExecutorError> {
         validate_layout(&options.layout, &options.model, None)?;
-        let engine = Engine::start(options)?;
+        let engine = Engine::start(options, state_dir)?;
         let events = engine.sender();
         let thread = thread::Builder::new()
             .name("engine".to_owned())
@@ -148,6 +162,42 @@ impl Coordinator {
         let (reply, answer) = tokio::sync::oneshot::channel();
         self.ask(Event::Measure(reply))?;
         answer.blocking_recv().map_err(|_| RequestError::Stopped)
+    }
+
+    /// Changes the layout while requests run; answers when the old one is gone, or why it stays.
+    pub async fn migrate(&self, to: Layout) -> Result<MigrationReport, MigrationError> {
+        self.begin_migration(to)?
+            .await
+            .unwrap_or(Err(MigrationError::Stopped))
+    }
+
+    /// [`Self::migrate`] for threads outside a runtime.
+    pub fn migrate_blocking(&self, to: Layout) -> Result<MigrationReport, MigrationError> {
+        self.begin_migration(to)?
+            .blocking_recv()
+            .unwrap_or(Err(MigrationError::Stopped))
+    }
+
+    fn begin_migration(&self, to: Layout) -> Result<MigrationAnswer, MigrationError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let to = Box::new(to);
+        self.ask(Event::Migrate { to, reply })
+            .map_err(|_| MigrationError::Stopped)?;
+        Ok(answer)
+    }
+
+    /// The migration under way, else the last one, else none.
+    pub async fn migration(&self) -> Result<Option<MigrationReport>, RequestError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.ask(Event::Migration(reply))?;
+        answer.await.map_err(|_| RequestError::Stopped)
+    }
+
+    /// The layout in force and its version.
+    pub async fn layout(&self) -> Result<(Epoch, Layout), RequestError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.ask(Event::Layout(reply))?;
+        answer.await.map_err(|_| RequestError::Stopped)
     }
 
     fn ask(&self, event: Event) -> Result<(), RequestError> {

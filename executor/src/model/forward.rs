@@ -9,6 +9,9 @@ use crate::comm::Communicator;
 use crate::kv::{KvError, KvStore};
 use crate::step::StepItem;
 
+/// Sees the state after a layer.
+pub type LayerObserver<'a, B> = &'a mut dyn FnMut(u32, &B, &<B as Backend>::Buffer) -> Result<(), ModelError>;
+
 impl<B: Backend> SeatModel<B> {
     /// Computes this seat's part of a step. `hidden_in` is what the stage before gave, and absent on the
     /// first stage. Every rank of the stage makes the same call; `kv` was made for the same layout and
@@ -20,6 +23,20 @@ impl<B: Backend> SeatModel<B> {
         hidden_in: Option<&B::Buffer>,
         comm: &mut dyn Communicator<B>,
         meter: &mut dyn SegmentMeter,
+    ) -> Result<StageOutput<B>, ModelError> {
+        self.forward_observed(kv, items, hidden_in, comm, meter, &mut |_, _, _| Ok(()))
+    }
+
+    /// [`Self::forward`] that shows the state after each of its layers: its number, the device, and
+    /// `[tokens, hidden]` numbers, the same on every rank.
+    pub fn forward_observed(
+        &mut self,
+        kv: &mut KvStore<B>,
+        items: &[StepItem],
+        hidden_in: Option<&B::Buffer>,
+        comm: &mut dyn Communicator<B>,
+        meter: &mut dyn SegmentMeter,
+        observe: LayerObserver<'_, B>,
     ) -> Result<StageOutput<B>, ModelError> {
         if comm.size() != self.tp_size {
             return Err(ModelError::GroupSize {
@@ -52,6 +69,7 @@ impl<B: Backend> SeatModel<B> {
                 Reduction::Fast => pass.fast_layer(layer, number)?,
                 Reduction::Invariant => pass.invariant_layer(layer, number)?,
             }
+            observe(number, pass.backend, pass.state)?;
             number += 1;
         }
         let output = self.finish(&batch, state)?;

@@ -20,6 +20,7 @@ use crate::backend::{Backend, BackendError};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::CommError;
 use crate::kv::KvError;
+pub use forward::LayerObserver;
 use forward::Scratch;
 use rope::RopeTable;
 use weights::{Embedding, Head, Layer};

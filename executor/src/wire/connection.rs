@@ -56,6 +56,13 @@ impl Connection {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
+    /// How long a write may take, where the usual limit is too short.
+    pub fn set_write_limit(&self, limit: Duration) -> Result<(), WireError> {
+        self.stream
+            .set_write_timeout(Some(limit))
+            .map_err(|source| io("setting a write timeout", source))
+    }
+
     /// The other end.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.stream.peer_addr().ok()

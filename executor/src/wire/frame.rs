@@ -26,15 +26,18 @@ pub enum Kind {
     Control = 4,
     /// Little-endian f32.
     Tensor = 5,
+    /// KV on its way to a new layout, or the word that some has arrived.
+    Kv = 6,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Hello,
         Self::Welcome,
         Self::Refused,
         Self::Control,
         Self::Tensor,
+        Self::Kv,
     ];
 
     /// The longest body that is read.
@@ -43,6 +46,7 @@ impl Kind {
             Self::Hello | Self::Welcome | Self::Refused => 1 << 10,
             Self::Control => 64 << 20,
             Self::Tensor => 1 << 30,
+            Self::Kv => 16 << 20,
         }
     }
 
@@ -62,6 +66,7 @@ impl fmt::Display for Kind {
             Self::Refused => "refusal",
             Self::Control => "control",
             Self::Tensor => "tensor",
+            Self::Kv => "kv",
         })
     }
 }

@@ -7,7 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use infercluster_spec::{Epoch, GpuId};
+use infercluster_serving::handover::HandoverId;
+use infercluster_spec::GpuId;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -114,8 +115,9 @@ pub struct Hello {
     pub role: Role,
     /// The dialer's device.
     pub gpu: GpuId,
-    /// The layout version that the connection serves.
-    pub epoch: Epoch,
+    /// The layout that the connection serves, by the attempt that makes it: a second attempt at an epoch never
+    /// meets connections of the first. Of no meaning on a control connection.
+    pub layout: HandoverId,
     /// What the connection is for.
     pub purpose: Purpose,
     /// [`numerics_hash`] of the dialer's profile.
@@ -138,14 +140,14 @@ pub enum Unwelcome {
         expected: u64,
     },
     /// A device or role that nobody waits for here.
-    #[error("no {role:?} connection of {gpu} in {epoch} is expected here")]
+    #[error("no {role:?} connection of {gpu} for layout {} is expected here", layout.0)]
     Unexpected {
         /// Who dialed.
         role: Role,
         /// Its device.
         gpu: GpuId,
-        /// Its layout version.
-        epoch: Epoch,
+        /// Its layout.
+        layout: HandoverId,
     },
 }
 
@@ -182,7 +184,7 @@ pub fn accept(
         Err(Unwelcome::Unexpected {
             role: hello.role,
             gpu: hello.gpu,
-            epoch: hello.epoch,
+            layout: hello.layout,
         })
     } else {
         Ok(())
@@ -225,7 +227,7 @@ mod tests {
             token: token.clone(),
             role: Role::Worker,
             gpu: GpuId(3),
-            epoch: Epoch(1),
+            layout: HandoverId(1),
             purpose: Purpose::Control,
             numerics: 7,
         }
@@ -275,7 +277,7 @@ mod tests {
                     gpu: GpuId(9),
                     ..hello(&token)
                 },
-                "no Worker connection of gpu 9 in epoch 1 is expected here",
+                "no Worker connection of gpu 9 for layout 1 is expected here",
             ),
         ];
         for (hello, reason) in cases {

@@ -151,7 +151,8 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::sync::mpsc;
 
-    use infercluster_spec::{Epoch, GpuId};
+    use infercluster_serving::handover::HandoverId;
+    use infercluster_spec::GpuId;
 
     use super::*;
     use crate::wire::{Purpose, Role};
@@ -187,7 +188,7 @@ mod tests {
             token,
             role: Role::Worker,
             gpu: GpuId(4),
-            epoch: Epoch(0),
+            layout: HandoverId(0),
             purpose: Purpose::Control,
             numerics: 1,
         };

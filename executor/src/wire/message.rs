@@ -8,10 +8,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use infercluster_serving::handover::{Answer, HandoverId, KvMark, KvUnit, Order, RefusalReason};
 use infercluster_spec::json::{self, Document, DocumentError};
-use infercluster_spec::{Epoch, GpuId, SegmentKind, SequenceId, StepId, Term};
+use infercluster_spec::{Bytes, BytesPerSec, Epoch, GpuId, SegmentKind, SequenceId, StepId, Term};
 use serde::{Deserialize, Serialize};
 
+use crate::lanes::KvLane;
+use crate::probe::ProbeTrace;
 use crate::speed::{Speed, TimesByKind};
 use crate::step::StepDescriptor;
 
@@ -31,12 +34,14 @@ impl DocumentText {
     }
 }
 
-/// What a worker needs to take its seat in one epoch.
+/// What a worker needs to know of a layout before it is ordered to load it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prepare {
     /// The coordinator's reign.
     pub term: Term,
-    /// The layout version to prepare, beside those that run.
+    /// The attempt that makes the layout: the name that orders use.
+    pub layout_id: HandoverId,
+    /// The layout version that it is to be.
     pub epoch: Epoch,
     /// The model.
     pub model: DocumentText,
@@ -44,7 +49,7 @@ pub struct Prepare {
     pub layout: DocumentText,
     /// Where the checkpoint is, on every worker's host.
     pub model_dir: PathBuf,
-    /// Blocks of the replica's KV pool; one more is allocated behind them for probes.
+    /// Blocks of the replica's KV pool.
     pub kv_blocks: u32,
     /// Most tokens of one step.
     pub token_budget: u32,
@@ -54,6 +59,21 @@ pub struct Prepare {
     pub peer_deadline: Duration,
     /// The share of its speed at which an emulated device runs.
     pub speed: Speed,
+    /// What weights and KV of all its layouts together may take, where it is limited.
+    pub memory: Option<Bytes>,
+    /// What is there only where the layout replaces one that serves.
+    pub shadow: Option<Shadow>,
+}
+
+/// What a layout has to know of the one that it replaces.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Shadow {
+    /// What its probe must give.
+    pub expected: ProbeTrace,
+    /// KV that moves to it.
+    pub lanes: Vec<KvLane>,
+    /// How fast a device gives KV while it serves, until marks are within a step.
+    pub copy_rate: Option<BytesPerSec>,
 }
 
 /// What the coordinator wants back for one item beside its token.
@@ -72,6 +92,12 @@ pub struct StepOrder {
     pub descriptor: StepDescriptor,
     /// What to answer, one an item.
     pub wants: Vec<Wants>,
+    /// How often each item's sequence was preempted: with its id, its KV unit. One an item.
+    pub incarnations: Vec<u32>,
+    /// Units that gave their blocks back before this step.
+    pub released: Vec<KvUnit>,
+    /// On the first step of a layout: the marks of every unit with KV, as of all steps before.
+    pub carried: Option<Vec<KvMark>>,
 }
 
 /// What one item gave.
@@ -116,19 +142,16 @@ pub struct WorkerTimes {
 /// From coordinator to worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToWorker {
-    /// Build a runtime beside those that run.
+    /// Know a layout, and make the KV connections that lead to it.
     Prepare(Box<Prepare>),
+    /// An order of the handover.
+    Order(Order),
     /// Compute a step.
     Step(StepOrder),
-    /// Compute a step outside the numbering, between two others, in the pool's last block, which no sequence ever
-    /// gets: what a layout answers before anybody depends on it.
-    Probe(StepOrder),
-    /// Drop the runtime of an epoch and everything it holds.
-    Release {
+    /// The replica is given up: drop everything.
+    GiveUp {
         /// The coordinator's reign.
         term: Term,
-        /// The layout version.
-        epoch: Epoch,
     },
     /// Answer with [`FromWorker::Times`] once every earlier step is done, and count from zero.
     TakeTimes,
@@ -148,17 +171,32 @@ pub enum FromWorker {
         /// Its process.
         process: u32,
     },
-    /// The runtime of an epoch stands, its peers are connected.
-    Ready {
-        /// Which epoch.
-        epoch: Epoch,
+    /// A word of the handover.
+    Answer(Answer),
+    /// A layout's runtime stands, its peers are connected, its probe was as expected.
+    Loaded {
+        /// Which.
+        layout_id: HandoverId,
         /// Bytes of weights and KV pool.
-        bytes: u64,
+        bytes: Bytes,
+        /// What the probe gave on this rank.
+        trace: ProbeTrace,
     },
-    /// The runtime of an epoch cannot be built; what runs goes on.
-    PrepareFailed {
-        /// Which epoch.
-        epoch: Epoch,
+    /// A layout's runtime cannot be built; what runs goes on.
+    LoadFailed {
+        /// Which.
+        layout_id: HandoverId,
+        /// What the handover makes of it.
+        refusal: RefusalReason,
+        /// Why.
+        reason: String,
+    },
+    /// A KV connection does not stand or has ended.
+    LaneFailed {
+        /// Which handover's.
+        layout_id: HandoverId,
+        /// The other end.
+        peer: GpuId,
         /// Why.
         reason: String,
     },
@@ -172,20 +210,6 @@ pub enum FromWorker {
         step: StepId,
         /// One an item that wanted logits, in the order of the items.
         outputs: Vec<StepOutput>,
-    },
-    /// A probe is done: sent by rank 0 of the last stage.
-    Probed {
-        /// The layout version.
-        epoch: Epoch,
-        /// What it gave.
-        outputs: Vec<StepOutput>,
-    },
-    /// The first step of an epoch is done on this rank.
-    Switched {
-        /// Which epoch.
-        epoch: Epoch,
-        /// The step.
-        step: StepId,
     },
     /// A step cannot be computed; the runtime of its epoch is of no use any more.
     StepFailed {
@@ -232,6 +256,9 @@ mod tests {
                 logits: true,
                 hash: false,
             }],
+            incarnations: vec![1],
+            released: Vec::new(),
+            carried: None,
         };
         let message = ToWorker::Step(order);
         let bytes = postcard::to_stdvec(&message).unwrap();

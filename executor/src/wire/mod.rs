@@ -10,12 +10,14 @@
 pub mod connection;
 pub mod frame;
 pub mod handshake;
+pub mod lane;
 pub mod listener;
 pub mod message;
 
 pub use connection::Connection;
 pub use frame::{Header, Kind, VERSION};
 pub use handshake::{Hello, Purpose, Role, Token};
+pub use lane::{LaneFrame, LaneHeader};
 pub use listener::{Admission, Listener};
 pub use message::{FromWorker, ToWorker};
 

@@ -1,10 +1,14 @@
 //! The role `worker`: one device. It joins a coordinator, takes seats in layouts, computes steps.
 //!
-//! Three kinds of threads: the control loop reads the coordinator and answers pings at once; the step thread
-//! computes in dispatch order; a thread a `Prepare` builds the runtime of a new epoch beside those that run.
+//! Kinds of threads: the control loop reads the coordinator and answers pings at once; the step thread computes
+//! in dispatch order and moves KV between steps; a thread a layout builds its runtime beside those that run; two
+//! threads a KV connection.
 //! A worker never outlives its coordinator's connection.
 
-pub mod lanes;
+mod copying;
+mod kv_line;
+mod preparing;
+mod probe;
 mod runtime;
 mod sample;
 mod steps;
@@ -16,17 +20,17 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
+use infercluster_serving::handover::HandoverId;
 use infercluster_spec::layout::CPU_F32;
-use infercluster_spec::{Epoch, GpuId};
+use infercluster_spec::{GpuId, Term};
 
-pub use runtime::PrepareError;
-use runtime::Runtime;
-use steps::{Answers, Command, Fence, StepLoop};
+pub use runtime::{PrepareError, StepError};
+use steps::{Answers, Command, StepLoop};
 pub use switchboard::LineError;
 use switchboard::Switchboard;
 
 use crate::wire::handshake::{self, numerics_hash};
-use crate::wire::message::{FromWorker, Prepare, ToWorker};
+use crate::wire::message::{FromWorker, ToWorker};
 use crate::wire::{Admission, Connection, Hello, Kind, Listener, Purpose, Role, Token, WireError};
 
 /// How long connecting to the coordinator may take.
@@ -109,8 +113,9 @@ pub fn run(options: &WorkerOptions) -> Result<(), WorkerError> {
     let (commands, queue) = mpsc::channel();
     let stepper = {
         let (answers, control) = (answers.clone(), control.duplicate().map_err(lost)?);
+        let (gpu, board, sender) = (options.gpu, Arc::clone(&switchboard), commands.clone());
         spawn("steps", move || {
-            if let Err(error) = StepLoop::new(answers).run(&queue) {
+            if let Err(error) = StepLoop::new(gpu, answers, board, sender).run(&queue) {
                 tracing::warn!("the coordinator cannot be answered: {error}");
             }
             // Without this thread the worker is of no use: the control loop ends too.
@@ -118,16 +123,17 @@ pub fn run(options: &WorkerOptions) -> Result<(), WorkerError> {
         })?
     };
     let worker = Worker {
-        gpu: options.gpu,
         switchboard: Arc::clone(&switchboard),
         answers,
-        commands,
-        fence: Fence::default(),
+        commands: commands.clone(),
+        term: Term(0),
     };
     let ended = worker.serve(&control);
     // Closing the peers' connections frees a step that waits for them.
     switchboard.close();
     control.close();
+    // A step thread that has ended needs no word.
+    let _ = commands.send(Command::Stop);
     // A panic of that thread was already printed.
     let _ = stepper.join();
     ended.map_err(lost)
@@ -140,7 +146,7 @@ fn join(options: &WorkerOptions, listener: &Listener) -> Result<Connection, Wire
         token: options.token.clone(),
         role: Role::Worker,
         gpu: options.gpu,
-        epoch: Epoch(0),
+        layout: HandoverId(0),
         purpose: Purpose::Control,
         numerics: numerics_hash(CPU_F32),
     };
@@ -155,80 +161,56 @@ fn join(options: &WorkerOptions, listener: &Listener) -> Result<Connection, Wire
 
 /// The control loop.
 struct Worker {
-    gpu: GpuId,
     switchboard: Arc<Switchboard>,
     answers: Answers,
     commands: Sender<Command>,
-    fence: Fence,
+    /// The highest term that was heard of; what comes from a lower one is refused.
+    term: Term,
 }
 
 impl Worker {
     /// Reads the coordinator until it says stop (`Ok`) or is gone.
     fn serve(mut self, control: &Connection) -> Result<(), WireError> {
         loop {
-            match control.receive(Kind::Control, COORDINATOR_SILENCE)? {
-                ToWorker::Stop => return Ok(()),
-                ToWorker::Ping => self.answers.send(&FromWorker::Pong)?,
-                ToWorker::Step(order) => self.command(Command::Step(order))?,
-                ToWorker::Probe(order) => self.command(Command::Probe(order))?,
-                ToWorker::TakeTimes => self.command(Command::TakeTimes)?,
-                ToWorker::Release { term, epoch } => {
-                    if let Err(stale) = self.fence.admit_term(term) {
-                        tracing::warn!("the release of {epoch} is refused: {stale}");
-                        continue;
-                    }
-                    self.switchboard.close_epoch(epoch);
-                    self.command(Command::Release(epoch))?;
+            let message = control.receive(Kind::Control, COORDINATOR_SILENCE)?;
+            if let Some(found) = term_of(&message) {
+                if found < self.term {
+                    tracing::warn!("a message of {found} is refused: {} reigns", self.term);
+                    continue;
                 }
-                ToWorker::Prepare(prepare) => {
-                    if let Err(stale) = self.fence.admit_term(prepare.term) {
-                        tracing::warn!("preparing {} is refused: {stale}", prepare.epoch);
-                        continue;
-                    }
-                    self.prepare(*prepare)?;
-                }
+                self.term = found;
             }
-        }
-    }
-
-    fn command(&self, command: Command) -> Result<(), WireError> {
-        self.commands.send(command).map_err(|_| WireError::Closed {
-            what: "handing a command to the step thread",
-        })
-    }
-
-    /// Builds a runtime on a thread of its own; what runs goes on meanwhile.
-    fn prepare(&self, prepare: Prepare) -> Result<(), WireError> {
-        let (gpu, switchboard) = (self.gpu, Arc::clone(&self.switchboard));
-        let (answers, commands) = (self.answers.clone(), self.commands.clone());
-        let build = move || {
-            let epoch = prepare.epoch;
-            let answer = match Runtime::build(&prepare, gpu, &switchboard) {
-                Ok(runtime) => {
-                    let bytes = runtime.kv_bytes();
-                    // Installed before READY is said, so that no step can come first.
-                    match commands.send(Command::Install(Box::new(runtime), prepare.speed)) {
-                        Ok(()) => FromWorker::Ready { epoch, bytes },
-                        Err(_) => return,
-                    }
+            let command = match message {
+                ToWorker::Stop => return Ok(()),
+                ToWorker::Ping => {
+                    self.answers.send(&FromWorker::Pong)?;
+                    continue;
                 }
-                Err(error) => {
-                    switchboard.close_epoch(epoch);
-                    FromWorker::PrepareFailed {
-                        epoch,
-                        reason: error.to_string(),
-                    }
+                ToWorker::Step(order) => Command::Step(order),
+                ToWorker::TakeTimes => Command::TakeTimes,
+                ToWorker::Prepare(prepare) => Command::Describe(prepare),
+                ToWorker::Order(order) => Command::Order(order),
+                ToWorker::GiveUp { .. } => {
+                    // Frees a step that waits for a peer.
+                    self.switchboard.close();
+                    Command::GiveUp
                 }
             };
-            if let Err(error) = answers.send(&answer) {
-                tracing::warn!("the coordinator cannot be told about {epoch}: {error}");
-            }
-        };
-        let thread = thread::Builder::new().name("prepare".to_owned()).spawn(build);
-        thread.map(drop).map_err(|source| WireError::Io {
-            what: "starting a thread",
-            source,
-        })
+            self.commands.send(command).map_err(|_| WireError::Closed {
+                what: "handing a command to the step thread",
+            })?;
+        }
+    }
+}
+
+/// The reign that a message belongs to, where it belongs to one.
+fn term_of(message: &ToWorker) -> Option<Term> {
+    match message {
+        ToWorker::Prepare(prepare) => Some(prepare.term),
+        ToWorker::Order(order) => Some(order.stamp.term),
+        ToWorker::Step(order) => Some(order.descriptor.term),
+        ToWorker::GiveUp { term } => Some(*term),
+        ToWorker::TakeTimes | ToWorker::Ping | ToWorker::Stop => None,
     }
 }
 

@@ -1,16 +1,16 @@
-//! One epoch's runtime on one device: weights, KV pool, communicator and links to the neighbouring stages.
+//! One layout's runtime on one device: weights, KV pool, communicator and links to the neighbouring stages.
 //!
-//! Runtimes of several epochs stand beside each other; which of them a step runs on is said in its descriptor.
+//! Runtimes of several layouts stand beside each other; which of them a step runs on is the handover's decision.
 
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 use infercluster_spec::json::DocumentError;
 use infercluster_spec::layout::{Seat, Stage};
 use infercluster_spec::validate::{LayoutViolations, validate_layout};
-use infercluster_spec::{Epoch, GpuId, Layout, Model, Rank, StageId};
+use infercluster_spec::{Bytes, Epoch, GpuId, Layout, Model, Rank, StageId};
 
+use super::probe;
 use super::sample::{self, Choice, LogitsSlice};
 use super::switchboard::{Line, LineError, Switchboard};
 use crate::backend::Cpu;
@@ -18,12 +18,13 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::clock;
 use crate::comm::{CommError, Communicator, Solo, TcpCommunicator, TensorLink};
 use crate::kv::{KvError, KvStore};
-use crate::model::{ModelError, SeatModel, SegmentMeter, StageOutput};
+use crate::model::{LayerObserver, ModelError, SeatModel, SegmentMeter, StageOutput};
+use crate::probe::ProbeTrace;
 use crate::wire::Purpose;
 use crate::wire::message::{Prepare, StepOrder};
 
-/// How long the connections of an epoch may take to stand.
-const MESH_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the connections of a layout may take to stand.
+pub(super) const MESH_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a runtime was not built.
 #[derive(Debug, thiserror::Error)]
@@ -63,21 +64,64 @@ pub enum PrepareError {
     /// The KV pool cannot be allocated.
     #[error(transparent)]
     Kv(#[from] KvError),
+    /// No room beside what this device holds already.
+    #[error("{gpu} holds {held} and may hold {limit}: {needed} more do not fit, {missing} are missing")]
+    Memory {
+        /// This device.
+        gpu: GpuId,
+        /// What its other layouts take.
+        held: Bytes,
+        /// What it may take in all.
+        limit: Bytes,
+        /// What this layout needs.
+        needed: Bytes,
+        /// The shortage.
+        missing: Bytes,
+    },
+    /// The probe did not run to its end.
+    #[error("the probe: {0}")]
+    ProbeFailed(StepError),
+    /// The probe gave other numbers.
+    #[error("the probe differs from the layout in force, first in {}", place_of(*.layer, *.layers))]
+    ProbeDiffers {
+        /// The first layer that differs; `layers` for the LM head.
+        layer: u32,
+        /// Layers of the model.
+        layers: u32,
+    },
+}
+
+fn place_of(layer: u32, layers: u32) -> String {
+    if layer >= layers {
+        "the LM head".to_owned()
+    } else {
+        format!("layer {layer}")
+    }
 }
 
 /// Why a step was not computed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub(super) enum StepError {
+pub enum StepError {
     /// A peer was lost or out of step.
     #[error("{gpu}: {source}")]
-    Peer { gpu: GpuId, source: CommError },
+    Peer {
+        /// Who.
+        gpu: GpuId,
+        /// How.
+        source: CommError,
+    },
     /// The model refused.
     #[error(transparent)]
     Model(ModelError),
     /// An order whose two lists differ.
     #[error("the order has {wants} wishes for {items} items")]
-    Wants { wants: usize, items: usize },
+    Wants {
+        /// Entries of the one.
+        wants: usize,
+        /// Entries of the other.
+        items: usize,
+    },
 }
 
 impl StepError {
@@ -98,9 +142,8 @@ pub(super) struct StepResult {
     pub(super) upstream: Duration,
 }
 
-/// Everything that one epoch needs on this device.
+/// Everything that one layout needs on this device.
 pub(super) struct Runtime {
-    pub(super) epoch: Epoch,
     pub(super) seat: Seat,
     model: SeatModel<Cpu>,
     kv: KvStore<Cpu>,
@@ -116,12 +159,12 @@ pub(super) struct Runtime {
 
 impl Runtime {
     /// Builds the runtime that `prepare` describes: connections first, so that a missing peer is known before
-    /// gigabytes are read.
+    /// gigabytes are read. Answers it with what its probe gave, which is as expected.
     pub(super) fn build(
         prepare: &Prepare,
         gpu: GpuId,
-        switchboard: &Arc<Switchboard>,
-    ) -> Result<Self, PrepareError> {
+        switchboard: &Switchboard,
+    ) -> Result<(Self, ProbeTrace), PrepareError> {
         let model: Model = prepare.model.read()?;
         let layout: Layout = prepare.layout.read()?;
         validate_layout(&layout, &model, None)?;
@@ -140,17 +183,10 @@ impl Runtime {
         let upstream = mesh.upstream()?;
         let downstream = mesh.downstream()?;
         let checkpoint = Checkpoint::open(&prepare.model_dir)?;
-        let kv = KvStore::new(
-            Cpu::new(),
-            &model,
-            &layout,
-            seat,
-            prepare.kv_blocks.saturating_add(1),
-        )?;
+        let kv = KvStore::new(Cpu::new(), &model, &layout, seat, prepare.kv_blocks)?;
         let weights = SeatModel::load(Cpu::new(), &checkpoint, &model, &layout, seat)?;
         let stage = mesh.stage(seat.stage);
-        Ok(Self {
-            epoch: prepare.epoch,
+        let mut runtime = Self {
             seat,
             model: weights,
             kv,
@@ -160,12 +196,20 @@ impl Runtime {
             downstream,
             vocab_widths: vocab_widths(stage),
             hidden_in: Vec::new(),
-        })
+        };
+        let expected = prepare.shadow.as_ref().map(|shadow| &shadow.expected);
+        let trace = probe::run(&mut runtime, &model, &layout, expected)?;
+        Ok((runtime, trace))
     }
 
-    /// Bytes of the KV pool.
-    pub(super) fn kv_bytes(&self) -> u64 {
-        self.kv.bytes().0
+    /// The KV pool.
+    pub(super) fn kv(&self) -> &KvStore<Cpu> {
+        &self.kv
+    }
+
+    /// The KV pool, to write to or to exchange.
+    pub(super) fn kv_mut(&mut self) -> &mut KvStore<Cpu> {
+        &mut self.kv
     }
 
     /// Whether this rank answers the coordinator.
@@ -178,6 +222,16 @@ impl Runtime {
         &mut self,
         order: &StepOrder,
         meter: &mut dyn SegmentMeter,
+    ) -> Result<StepResult, StepError> {
+        self.run_observed(order, meter, &mut |_, _, _| Ok(()))
+    }
+
+    /// [`Self::run`] that shows the state after every layer.
+    pub(super) fn run_observed(
+        &mut self,
+        order: &StepOrder,
+        meter: &mut dyn SegmentMeter,
+        observe: LayerObserver<'_, Cpu>,
     ) -> Result<StepResult, StepError> {
         let items = &order.descriptor.items;
         if order.wants.len() != items.len() {
@@ -201,7 +255,7 @@ impl Runtime {
         let hidden_in = staged.then_some(&self.hidden_in);
         let output = self
             .model
-            .forward(&mut self.kv, items, hidden_in, self.comm.as_mut(), meter)
+            .forward_observed(&mut self.kv, items, hidden_in, self.comm.as_mut(), meter, observe)
             .map_err(|error| name_peer(&self.ranks, error))?;
         let choices = match output {
             StageOutput::Hidden { state, tokens } => {
@@ -211,6 +265,27 @@ impl Runtime {
             StageOutput::Logits { logits, items, vocab } => self.answer(logits, items, vocab, order)?,
         };
         Ok(StepResult { choices, upstream })
+    }
+
+    /// The first layer where the probe differs on this stage or on one before it: the worst news goes down the
+    /// pipeline, so that every later stage names the same layer.
+    pub(super) fn share_difference(&mut self, own: Option<u32>) -> Result<Option<u32>, StepError> {
+        const NONE: u32 = u32::MAX;
+        let mut layer = own.unwrap_or(NONE);
+        if let Some((gpu, link)) = &mut self.upstream {
+            let mut before = [0.0];
+            link.receive(&mut before)
+                .map_err(|source| StepError::Peer { gpu: *gpu, source })?;
+            layer = layer.min(before[0].to_bits());
+        }
+        // The number travels as the bits of an f32; nothing computes with it.
+        self.hand_on(&[f32::from_bits(layer)])?;
+        Ok((layer != NONE).then_some(layer))
+    }
+
+    /// Width of the hidden state.
+    pub(super) fn hidden(&self) -> usize {
+        self.model.hidden()
     }
 
     /// Takes the hidden state of the stage before; `false` on the first stage.
@@ -308,13 +383,14 @@ impl Mesh<'_> {
 
     fn line(&self, purpose: Purpose, peer: GpuId) -> Result<TcpStream, PrepareError> {
         let line = Line {
-            epoch: self.prepare.epoch,
+            layout: self.prepare.layout_id,
             purpose,
             peer,
         };
-        Ok(self
+        let connection = self
             .switchboard
-            .connect(line, &self.prepare.peers, MESH_DEADLINE)?)
+            .connect(line, &self.prepare.peers, MESH_DEADLINE)?;
+        Ok(connection.into_stream())
     }
 
     fn communicator(&self) -> Result<Box<dyn Communicator<Cpu>>, PrepareError> {

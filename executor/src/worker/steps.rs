@@ -1,31 +1,73 @@
-//! The thread that computes: takes commands in order, keeps the runtimes of all epochs, answers the coordinator.
+//! The thread that computes: takes commands in order, feeds the rank's part of the handover protocol and carries
+//! out what it says.
+//!
+//! A step is computed in place, before any later command is looked at: every rank of a stage sees the same orders
+//! and steps in the same order, so none waits in a collective for one that has turned to something else. KV moves
+//! between steps, a chunk at a time ([`super::copying`]).
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::Receiver;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use infercluster_spec::{Epoch, StepId, Term};
+use infercluster_serving::handover::{
+    self, HandoverId, ItemMark, KvUnit, LaneData, Notice, Order, Participant, RankAction, RankEvent,
+    RefusalReason, Stamp, StepHeader,
+};
+use infercluster_spec::{Epoch, GpuId, KvBlockId, Model, StepId, Term};
 
-use super::runtime::{Runtime, StepResult};
-use super::sample::Choice;
+use super::copying::{Arrival, CopyError, Copying, Work};
+use super::kv_line::{self, KvLine};
+use super::preparing::{Account, Loaded, Preparation};
+use super::runtime::StepResult;
+use super::switchboard::Switchboard;
 use crate::clock;
 use crate::speed::{Pacer, SegmentTimes, Speed, TimesByKind};
 use crate::step::StepDescriptor;
-use crate::wire::message::{FromWorker, StepOrder, StepOutput, StepTimes, WorkerTimes};
-use crate::wire::{Connection, Kind, WireError};
+use crate::wire::message::{FromWorker, Prepare, StepOrder, StepOutput, StepTimes, WorkerTimes};
+use crate::wire::{Connection, Kind, LaneFrame, LaneHeader, WireError};
 
 /// Steps whose times are kept one by one.
 const LATEST_STEPS: usize = 16 << 10;
 
-/// What the control loop asks of the thread that computes.
+/// What reaches the thread that computes.
 pub(super) enum Command {
-    /// A runtime stands beside the others from now on.
-    Install(Box<Runtime>, Speed),
+    /// A layout that orders may name from now on.
+    Describe(Box<Prepare>),
+    Order(Order),
     Step(StepOrder),
-    Probe(StepOrder),
-    Release(Epoch),
+    /// A runtime stands, or does not.
+    Loaded {
+        layout_id: HandoverId,
+        speed: Speed,
+        result: Result<Box<Loaded>, RefusalReason>,
+    },
+    /// A KV connection stands.
+    LineUp {
+        layout_id: HandoverId,
+        peer: GpuId,
+        line: KvLine,
+    },
+    /// A frame has come on it.
+    Lane {
+        layout_id: HandoverId,
+        peer: GpuId,
+        frame: LaneFrame,
+    },
+    /// A KV connection does not stand or has ended.
+    LineFailed {
+        layout_id: HandoverId,
+        peer: GpuId,
+        reason: String,
+    },
+    /// A frame was written: there may be room for another.
+    LineDrained,
+    /// Drop everything.
+    GiveUp,
     TakeTimes,
+    /// The worker ends.
+    Stop,
 }
 
 /// The sending half of the control connection, shared by the threads of a worker.
@@ -44,65 +86,45 @@ impl Answers {
     }
 }
 
-/// Refuses what comes from an earlier reign, an earlier layout or out of order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Fence {
+/// Which step of which reign.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct StepKey {
+    step: StepId,
     term: Term,
     epoch: Epoch,
-    step: Option<StepId>,
 }
 
-/// A step that must not be computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Stale {
-    #[error("it is of {found}, this worker serves {current}")]
-    Term { found: Term, current: Term },
-    #[error("it is of {found}, this worker has switched to {current}")]
-    Epoch { found: Epoch, current: Epoch },
-    #[error("{found} does not follow {current}")]
-    Step { found: StepId, current: StepId },
-}
-
-impl Fence {
-    /// Notes a term; a lower one than before is refused.
-    pub(super) fn admit_term(&mut self, found: Term) -> Result<(), Stale> {
-        if found < self.term {
-            return Err(Stale::Term {
-                found,
-                current: self.term,
-            });
+impl StepKey {
+    fn of(step: StepId, stamp: Stamp) -> Self {
+        Self {
+            step,
+            term: stamp.term,
+            epoch: stamp.epoch,
         }
-        self.term = found;
-        Ok(())
-    }
-
-    /// Notes a step; `true` where it is the first of its epoch.
-    pub(super) fn admit(&mut self, descriptor: &StepDescriptor) -> Result<bool, Stale> {
-        self.admit_term(descriptor.term)?;
-        if descriptor.epoch < self.epoch {
-            return Err(Stale::Epoch {
-                found: descriptor.epoch,
-                current: self.epoch,
-            });
-        }
-        let first = descriptor.epoch > self.epoch || self.step.is_none();
-        if let Some(current) = self.step.filter(|current| descriptor.step <= *current) {
-            return Err(Stale::Step {
-                found: descriptor.step,
-                current,
-            });
-        }
-        self.epoch = descriptor.epoch;
-        self.step = Some(descriptor.step);
-        Ok(first)
     }
 }
 
 /// State of the thread that computes.
 pub(super) struct StepLoop {
+    gpu: GpuId,
     answers: Answers,
-    runtimes: BTreeMap<Epoch, Runtime>,
-    fence: Fence,
+    switchboard: Arc<Switchboard>,
+    /// For the threads that this one starts.
+    commands: Sender<Command>,
+    account: Account,
+    machine: Participant,
+    known: BTreeMap<HandoverId, Box<Prepare>>,
+    loading: BTreeSet<HandoverId>,
+    runtimes: BTreeMap<HandoverId, Box<Loaded>>,
+    /// The layout whose steps are computed.
+    serving: Option<HandoverId>,
+    /// Steps that wait to be computed.
+    orders: BTreeMap<StepKey, StepOrder>,
+    /// Blocks of every unit that a step has named.
+    tables: BTreeMap<KvUnit, Vec<KvBlockId>>,
+    copying: Option<Copying>,
+    /// KV connections that came before their handover's order.
+    early_lines: Vec<(HandoverId, GpuId, KvLine)>,
     pacer: Pacer,
     times: WorkerTimes,
     latest: VecDeque<StepTimes>,
@@ -110,11 +132,27 @@ pub(super) struct StepLoop {
 
 impl StepLoop {
     /// Made on the thread that runs it, since pacing sets that thread's timer.
-    pub(super) fn new(answers: Answers) -> Self {
+    pub(super) fn new(
+        gpu: GpuId,
+        answers: Answers,
+        switchboard: Arc<Switchboard>,
+        commands: Sender<Command>,
+    ) -> Self {
         Self {
+            gpu,
             answers,
+            switchboard,
+            commands,
+            account: Account::default(),
+            machine: Participant::new(gpu),
+            known: BTreeMap::new(),
+            loading: BTreeSet::new(),
             runtimes: BTreeMap::new(),
-            fence: Fence::default(),
+            serving: None,
+            orders: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            copying: None,
+            early_lines: Vec::new(),
             pacer: Pacer::new(Speed::FULL),
             times: WorkerTimes::default(),
             latest: VecDeque::new(),
@@ -122,88 +160,412 @@ impl StepLoop {
     }
 
     /// Works until the control loop ends or the coordinator cannot be answered.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) -> Result<(), WireError> {
-        while let Ok(command) = commands.recv() {
+    pub(super) fn run(mut self, queue: &Receiver<Command>) -> Result<(), WireError> {
+        loop {
+            let command = match queue.try_recv() {
+                Ok(command) => Some(command),
+                Err(TryRecvError::Disconnected) => return Ok(()),
+                Err(TryRecvError::Empty) => match self.work() {
+                    Work::Now => None,
+                    Work::At(instant) => {
+                        let wait = instant.saturating_duration_since(clock::now());
+                        match queue.recv_timeout(wait) {
+                            Ok(command) => Some(command),
+                            Err(RecvTimeoutError::Timeout) => None,
+                            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                        }
+                    }
+                    Work::None => match queue.recv() {
+                        Ok(command) => Some(command),
+                        Err(_) => return Ok(()),
+                    },
+                },
+            };
             match command {
-                Command::Install(runtime, speed) => {
-                    self.pacer.set_speed(speed);
-                    self.runtimes.insert(runtime.epoch, *runtime);
+                Some(Command::Stop) => return Ok(()),
+                Some(command) => self.handle(command)?,
+                None => self.copy_chunk()?,
+            }
+        }
+    }
+
+    fn work(&self) -> Work {
+        self.copying.as_ref().map_or(Work::None, Copying::work)
+    }
+
+    fn handle(&mut self, command: Command) -> Result<(), WireError> {
+        match command {
+            Command::Describe(prepare) => self.describe(prepare),
+            Command::Order(order) => self.obey(order),
+            Command::Step(order) => self.step(order),
+            Command::Loaded {
+                layout_id,
+                speed,
+                result,
+            } => self.loaded(layout_id, speed, result),
+            Command::LineUp {
+                layout_id,
+                peer,
+                line,
+            } => {
+                match self.copying_of(layout_id) {
+                    Some(copying) => copying.line_up(peer, line),
+                    None => self.early_lines.push((layout_id, peer, line)),
                 }
-                Command::Step(order) => self.step(&order)?,
-                Command::Probe(order) => self.probe(&order)?,
-                Command::Release(epoch) => {
-                    self.runtimes.remove(&epoch);
+                Ok(())
+            }
+            Command::Lane {
+                layout_id,
+                peer,
+                frame,
+            } => self.lane(layout_id, peer, frame),
+            Command::LineFailed {
+                layout_id,
+                peer,
+                reason,
+            } => {
+                if self.copying_of(layout_id).is_none() {
+                    return Ok(());
                 }
-                Command::TakeTimes => self.report_times()?,
+                self.answers.send(&FromWorker::LaneFailed {
+                    layout_id,
+                    peer,
+                    reason,
+                })
+            }
+            Command::LineDrained | Command::Stop => Ok(()),
+            Command::GiveUp => {
+                self.copying = None;
+                self.orders.clear();
+                self.runtimes.clear();
+                Ok(())
+            }
+            Command::TakeTimes => self.report_times(),
+        }
+    }
+
+    fn copying_of(&mut self, handover: HandoverId) -> Option<&mut Copying> {
+        self.copying
+            .as_mut()
+            .filter(|copying| copying.handover == handover)
+    }
+
+    /// Notes a layout, and makes the KV connections that lead to it.
+    fn describe(&mut self, prepare: Box<Prepare>) -> Result<(), WireError> {
+        let (layout_id, wanted) = (prepare.layout_id, prepare.shadow.is_some());
+        if wanted {
+            kv_line::connect(&prepare, self.gpu, &self.switchboard, &self.commands)?;
+        }
+        // What is neither served nor loading will not be asked for again.
+        let (runtimes, loading) = (&self.runtimes, &self.loading);
+        self.known
+            .retain(|known, _| runtimes.contains_key(known) || loading.contains(known));
+        self.known.insert(layout_id, prepare);
+        Ok(())
+    }
+
+    fn obey(&mut self, order: Order) -> Result<(), WireError> {
+        match order.command {
+            handover::Command::Prepare { handover, .. } => self.start_copying(handover),
+            handover::Command::Mirror { handover } => {
+                if let Some(copying) = self.copying_of(handover) {
+                    copying.is_bulk = false;
+                }
+            }
+            handover::Command::Adopt { layout, .. } => self.serving = Some(layout),
+            _ => {}
+        }
+        self.feed(RankEvent::Order(order))
+    }
+
+    /// Gets ready to move KV for a handover.
+    fn start_copying(&mut self, handover: HandoverId) {
+        if self.copying_of(handover).is_some() {
+            return;
+        }
+        let described = self.known.get(&handover);
+        let Some(shadow) = described.and_then(|prepare| prepare.shadow.as_ref()) else {
+            return;
+        };
+        let model = described.and_then(|prepare| prepare.model.read::<Model>().ok());
+        let head_dim = model.map_or(0, |model| model.head_dim);
+        let source = self.serving.unwrap_or(handover);
+        let mut copying = Copying::new(handover, source, shadow, head_dim);
+        for (layout_id, peer, line) in std::mem::take(&mut self.early_lines) {
+            if layout_id == handover {
+                copying.line_up(peer, line);
+            }
+        }
+        self.copying = Some(copying);
+    }
+
+    fn step(&mut self, order: StepOrder) -> Result<(), WireError> {
+        let Some(header) = header_of(&order) else {
+            let StepDescriptor { epoch, step, .. } = order.descriptor;
+            return self.answers.send(&FromWorker::StepFailed {
+                epoch,
+                step,
+                reason: "its lists differ in length".to_owned(),
+                peer: None,
+            });
+        };
+        self.orders.insert(StepKey::of(header.step, header.stamp), order);
+        self.feed(RankEvent::Step(header))?;
+        // One chunk in the gap after a step; where nothing waits there will be more.
+        if self.work() == Work::Now {
+            self.copy_chunk()?;
+        }
+        Ok(())
+    }
+
+    fn loaded(
+        &mut self,
+        layout_id: HandoverId,
+        speed: Speed,
+        result: Result<Box<Loaded>, RefusalReason>,
+    ) -> Result<(), WireError> {
+        if !self.loading.remove(&layout_id) {
+            // It was given up meanwhile.
+            return Ok(());
+        }
+        let is_shadow = self
+            .known
+            .get(&layout_id)
+            .is_some_and(|prepare| prepare.shadow.is_some());
+        let result = match result {
+            Ok(loaded) => {
+                self.pacer.set_speed(speed);
+                self.runtimes.insert(layout_id, loaded);
+                Ok(())
+            }
+            Err(reason) => Err(reason),
+        };
+        if result.is_err() && !is_shadow {
+            // There is nothing to fall back to, and another try would fail alike: the coordinator knows why.
+            return Ok(());
+        }
+        self.feed(RankEvent::Loaded {
+            layout: layout_id,
+            result,
+        })
+    }
+
+    fn lane(&mut self, layout_id: HandoverId, peer: GpuId, frame: LaneFrame) -> Result<(), WireError> {
+        let Some(copying) = self.copying_of(layout_id) else {
+            return Ok(());
+        };
+        match frame.header.clone() {
+            LaneHeader::Data { data, blocks } => copying.arrive(peer, data, blocks, frame),
+            LaneHeader::Ack(ack) => {
+                copying.note_consumed(peer);
+                return self.feed(RankEvent::Ack(ack));
             }
         }
         Ok(())
     }
 
-    fn step(&mut self, order: &StepOrder) -> Result<(), WireError> {
-        let StepDescriptor { epoch, step, .. } = order.descriptor;
-        let first = match self.fence.admit(&order.descriptor) {
-            Ok(first) => first,
-            Err(stale) => {
-                tracing::warn!("{step} is refused: {stale}");
-                return Ok(());
-            }
+    /// Takes one chunk in, or sends one.
+    fn copy_chunk(&mut self) -> Result<(), WireError> {
+        let Some(copying) = &mut self.copying else {
+            return Ok(());
         };
-        let Some(runtime) = self.runtimes.get_mut(&epoch) else {
-            return self.answers.send(&FromWorker::StepFailed {
-                epoch,
-                step,
-                reason: format!("{epoch} is not prepared here"),
-                peer: None,
+        if let Some(arrival) = copying.take_arrival() {
+            let event = RankEvent::Data(arrival.data);
+            return self.feed_with(event, Some(&arrival));
+        }
+        if copying.work() == Work::Now {
+            let sent = self.send_chunk();
+            return self.report_copy(sent.map(drop));
+        }
+        Ok(())
+    }
+
+    /// Sends a chunk; `false` where nothing can be sent.
+    fn send_chunk(&mut self) -> Result<bool, CopyError> {
+        let Some(copying) = &mut self.copying else {
+            return Ok(false);
+        };
+        match self.runtimes.get(&copying.source) {
+            Some(loaded) => copying.send_chunk(loaded.runtime.kv(), &self.tables),
+            None => Ok(false),
+        }
+    }
+
+    /// A device that cannot move KV is of no use to the handover.
+    fn report_copy(&mut self, copied: Result<(), CopyError>) -> Result<(), WireError> {
+        let (Err(error), Some(copying)) = (copied, &self.copying) else {
+            return Ok(());
+        };
+        self.answers.send(&FromWorker::LaneFailed {
+            layout_id: copying.handover,
+            peer: self.gpu,
+            reason: error.to_string(),
+        })
+    }
+
+    fn feed(&mut self, event: RankEvent) -> Result<(), WireError> {
+        self.feed_with(event, None)
+    }
+
+    /// Gives the protocol an event and does what it says; `arrival` is the KV that the event is about.
+    fn feed_with(&mut self, event: RankEvent, arrival: Option<&Arrival>) -> Result<(), WireError> {
+        let mut actions = VecDeque::from(self.machine.handle(event));
+        while let Some(action) = actions.pop_front() {
+            match action {
+                RankAction::Tell(answer) => {
+                    match answer.notice {
+                        // The answering rank's outputs say it.
+                        Notice::Computed { .. } => continue,
+                        Notice::Aborted { handover } | Notice::Released { handover } => {
+                            self.end_copying(handover);
+                        }
+                        _ => {}
+                    }
+                    self.answers.send(&FromWorker::Answer(answer))?;
+                }
+                RankAction::Load(layout) => self.load(layout)?,
+                RankAction::Free(layout) => self.free(layout),
+                RankAction::Ship(data) => {
+                    if let Some(copying) = self.copying_of(data.handover) {
+                        copying.ship(data);
+                    }
+                }
+                RankAction::Apply(fresh) => {
+                    let applied = self.apply(&fresh, arrival);
+                    self.report_copy(applied)?;
+                }
+                RankAction::Confirm(ack) => {
+                    let confirmed = match self.copying_of(ack.handover) {
+                        Some(copying) => copying.confirm(ack),
+                        None => Ok(None),
+                    };
+                    match confirmed {
+                        Ok(Some(ack)) => actions.extend(self.machine.handle(RankEvent::Ack(ack))),
+                        Ok(None) => {}
+                        Err(error) => self.report_copy(Err(error))?,
+                    }
+                }
+                RankAction::Compute { layout, header } => {
+                    actions.extend(self.compute(layout, &header)?);
+                }
+                RankAction::DropKv => {
+                    self.tables.clear();
+                    self.orders.clear();
+                    if let Some(copying) = &mut self.copying {
+                        copying.clear();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, layout: HandoverId) -> Result<(), WireError> {
+        let Some(prepare) = self.known.get(&layout) else {
+            // An order about a layout that was never described.
+            return self.answers.send(&FromWorker::LoadFailed {
+                layout_id: layout,
+                refusal: RefusalReason::Load,
+                reason: format!("layout {} is not known here", layout.0),
             });
         };
-        let started = clock::now();
-        match runtime.run(order, &mut self.pacer) {
-            Ok(result) => {
-                self.count(step, started.elapsed(), result.upstream);
-                if first {
-                    self.answers.send(&FromWorker::Switched { epoch, step })?;
-                }
-                self.answer(order, result)
-            }
-            Err(error) => {
-                // Dropping the runtime closes its connections, so that peers fail at once and not by deadline.
-                self.runtimes.remove(&epoch);
-                self.answers.send(&FromWorker::StepFailed {
-                    epoch,
-                    step,
-                    reason: error.to_string(),
-                    peer: error.peer(),
-                })
+        self.loading.insert(layout);
+        let preparation = Preparation {
+            prepare: Prepare::clone(prepare),
+            gpu: self.gpu,
+            switchboard: Arc::clone(&self.switchboard),
+            account: self.account.clone(),
+            answers: self.answers.clone(),
+            commands: self.commands.clone(),
+        };
+        preparation.start()
+    }
+
+    fn free(&mut self, layout: HandoverId) {
+        self.loading.remove(&layout);
+        self.known.remove(&layout);
+        self.switchboard.close_layout(layout);
+        if let Some(loaded) = self.runtimes.remove(&layout) {
+            // Giving gigabytes back takes a while; the next step does not wait for it.
+            let dropped = thread::Builder::new()
+                .name("free".to_owned())
+                .spawn(move || drop(loaded));
+            if let Err(error) = dropped {
+                tracing::warn!("layout {} was freed in place: {error}", layout.0);
             }
         }
     }
 
-    /// A probe passes no fence and is not counted.
-    fn probe(&mut self, order: &StepOrder) -> Result<(), WireError> {
-        let StepDescriptor { epoch, step, .. } = order.descriptor;
-        let failed = |reason: String, peer| FromWorker::StepFailed {
+    fn end_copying(&mut self, handover: HandoverId) {
+        if self.copying_of(handover).is_some() {
+            self.copying = None;
+        }
+        self.early_lines.retain(|(layout, _, _)| *layout != handover);
+    }
+
+    fn apply(&mut self, fresh: &LaneData, arrival: Option<&Arrival>) -> Result<(), CopyError> {
+        let (Some(copying), Some(arrival)) = (&self.copying, arrival) else {
+            return Ok(());
+        };
+        match self.runtimes.get_mut(&fresh.handover) {
+            Some(loaded) => copying.apply(arrival, fresh, loaded.runtime.kv_mut()),
+            None => Ok(()),
+        }
+    }
+
+    /// Computes a step; answers what the protocol says next.
+    fn compute(&mut self, layout: HandoverId, header: &StepHeader) -> Result<Vec<RankAction>, WireError> {
+        let (step, epoch) = (header.step, header.stamp.epoch);
+        for unit in &header.released {
+            self.tables.remove(unit);
+            if let Some(copying) = &mut self.copying {
+                copying.forget(*unit);
+            }
+        }
+        // A step of the new layout may wait elsewhere for what this rank still has to send.
+        while self.copying.as_ref().is_some_and(|copying| !copying.is_bulk) {
+            match self.send_chunk() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    self.report_copy(Err(error))?;
+                    break;
+                }
+            }
+        }
+        let order = self.orders.remove(&StepKey::of(step, header.stamp));
+        self.orders.retain(|key, _| key.step > step);
+        self.serving = Some(layout);
+        let failed = |reason, peer| FromWorker::StepFailed {
             epoch,
             step,
             reason,
             peer,
         };
-        let Some(runtime) = self.runtimes.get_mut(&epoch) else {
-            return self
-                .answers
-                .send(&failed(format!("{epoch} is not prepared here"), None));
+        let (Some(order), Some(loaded)) = (order, self.runtimes.get_mut(&layout)) else {
+            let reason = format!("layout {} is not prepared here", layout.0);
+            self.answers.send(&failed(reason, None))?;
+            return Ok(Vec::new());
         };
-        let result = runtime.run(order, &mut self.pacer);
-        self.pacer.take();
-        match result.map(|result| result.choices) {
-            Ok(None) => Ok(()),
-            Ok(Some(choices)) => self.answers.send(&FromWorker::Probed {
-                epoch,
-                outputs: outputs_of(order, choices),
-            }),
+        for (item, mark) in order.descriptor.items.iter().zip(&header.items) {
+            let table = self.tables.entry(mark.unit).or_default();
+            if table.len() != item.block_table.len() {
+                table.clone_from(&item.block_table);
+            }
+        }
+        let started = clock::now();
+        match loaded.runtime.run(&order, &mut self.pacer) {
+            Ok(result) => {
+                self.count(step, started.elapsed(), result.upstream);
+                self.answer(&order, result)?;
+                Ok(self.machine.handle(RankEvent::StepDone(step)))
+            }
             Err(error) => {
-                self.runtimes.remove(&epoch);
-                self.answers.send(&failed(error.to_string(), error.peer()))
+                // Closing its connections lets peers fail at once and not by deadline.
+                self.switchboard.close_layout(layout);
+                self.runtimes.remove(&layout);
+                self.answers.send(&failed(error.to_string(), error.peer()))?;
+                Ok(Vec::new())
             }
         }
     }
@@ -212,6 +574,16 @@ impl StepLoop {
         let Some(choices) = result.choices else {
             return Ok(());
         };
+        let items = order.descriptor.items.iter().filter(|item| item.wants_logits);
+        let outputs = items
+            .zip(choices)
+            .map(|(item, choice)| StepOutput {
+                sequence: item.sequence,
+                token: choice.token,
+                logits_hash: choice.logits_hash,
+                logits: choice.logits,
+            })
+            .collect();
         let StepDescriptor {
             term, epoch, step, ..
         } = order.descriptor;
@@ -219,7 +591,7 @@ impl StepLoop {
             term,
             epoch,
             step,
-            outputs: outputs_of(order, choices),
+            outputs,
         })
     }
 
@@ -251,20 +623,6 @@ impl StepLoop {
     }
 }
 
-/// One output an item that wanted logits.
-fn outputs_of(order: &StepOrder, choices: Vec<Choice>) -> Vec<StepOutput> {
-    let items = order.descriptor.items.iter().filter(|item| item.wants_logits);
-    items
-        .zip(choices)
-        .map(|(item, choice)| StepOutput {
-            sequence: item.sequence,
-            token: choice.token,
-            logits_hash: choice.logits_hash,
-            logits: choice.logits,
-        })
-        .collect()
-}
-
 fn add(sums: &mut TimesByKind, more: &TimesByKind) {
     for (kind, times) in more {
         let sum: &mut SegmentTimes = sums.entry(*kind).or_default();
@@ -274,31 +632,37 @@ fn add(sums: &mut TimesByKind, more: &TimesByKind) {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn descriptor(term: u64, epoch: u64, step: u64) -> StepDescriptor {
-        StepDescriptor {
-            term: Term(term),
-            epoch: Epoch(epoch),
-            step: StepId(step),
-            items: Vec::new(),
-        }
+/// What the protocol reads of a step; `None` where the order's lists differ in length.
+fn header_of(order: &StepOrder) -> Option<StepHeader> {
+    let StepDescriptor {
+        term,
+        epoch,
+        step,
+        items,
+    } = &order.descriptor;
+    if order.incarnations.len() != items.len() || order.wants.len() != items.len() {
+        return None;
     }
-
-    #[test]
-    fn the_fence_only_goes_forward() {
-        let mut fence = Fence::default();
-        assert_eq!(fence.admit(&descriptor(2, 1, 0)), Ok(true));
-        assert_eq!(fence.admit(&descriptor(2, 1, 1)), Ok(false));
-        // Another epoch goes on in the same numbering.
-        assert_eq!(fence.admit(&descriptor(2, 2, 2)), Ok(true));
-        let before = fence;
-        for stale in [descriptor(1, 2, 3), descriptor(2, 1, 3), descriptor(2, 2, 2)] {
-            assert!(fence.admit(&stale).is_err(), "{stale:?}");
-            assert_eq!(fence, before, "a refused step changes nothing");
-        }
-        assert_eq!(fence.admit(&descriptor(3, 2, 9)), Ok(false));
-    }
+    let marks = items.iter().zip(&order.incarnations).map(|(item, &incarnation)| {
+        Some(ItemMark {
+            unit: KvUnit {
+                sequence: item.sequence,
+                incarnation,
+            },
+            start: item.start,
+            count: u32::try_from(item.tokens.len())
+                .ok()
+                .filter(|count| item.start.checked_add(*count).is_some())?,
+        })
+    });
+    Some(StepHeader {
+        stamp: Stamp {
+            term: *term,
+            epoch: *epoch,
+        },
+        step: *step,
+        items: marks.collect::<Option<_>>()?,
+        released: order.released.clone(),
+        carried: order.carried.clone(),
+    })
 }

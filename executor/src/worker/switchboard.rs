@@ -1,12 +1,13 @@
 //! Connections between workers: accepted ones wait here until a runtime asks for them, and every connection of
-//! an epoch can be closed at once, which frees a step that is blocked in a collective.
+//! a layout can be closed at once, which frees a step that is blocked in a collective.
 
-use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpStream};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use infercluster_spec::{Epoch, GpuId};
+use infercluster_serving::handover::HandoverId;
+use infercluster_spec::GpuId;
 
 use crate::clock::Deadline;
 use crate::wire::{Admission, Connection, Hello, Purpose, Role, WireError, handshake};
@@ -17,7 +18,7 @@ const WAITING_LIMIT: usize = 1024;
 /// Which connection: the peer, and what for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Line {
-    pub(super) epoch: Epoch,
+    pub(super) layout: HandoverId,
     pub(super) purpose: Purpose,
     pub(super) peer: GpuId,
 }
@@ -50,11 +51,19 @@ pub enum LineError {
         /// Who.
         peer: GpuId,
     },
-    /// The epoch, or the worker, ends.
-    #[error("{epoch} was closed while its connections were made")]
+    /// A connection's threads cannot be started.
+    #[error("the connection to {peer}: {source}")]
+    Threads {
+        /// Who.
+        peer: GpuId,
+        /// Why.
+        source: WireError,
+    },
+    /// The layout, or the worker, ends.
+    #[error("layout {} was given up while its connections were made", layout.0)]
     Ended {
         /// Which.
-        epoch: Epoch,
+        layout: HandoverId,
     },
 }
 
@@ -71,8 +80,16 @@ pub(super) struct Switchboard {
 struct State {
     waiting: BTreeMap<Line, Connection>,
     /// Handles of what is in use, for closing.
-    in_use: BTreeMap<Epoch, Vec<Connection>>,
+    in_use: BTreeMap<HandoverId, Vec<Connection>>,
+    /// Layouts that were closed: none of them comes back.
+    ended: BTreeSet<HandoverId>,
     closed: bool,
+}
+
+impl State {
+    fn has_ended(&self, layout: HandoverId) -> bool {
+        self.closed || self.ended.contains(&layout)
+    }
 }
 
 impl Switchboard {
@@ -93,16 +110,16 @@ impl Switchboard {
     /// Takes an accepted connection.
     pub(super) fn admit(&self, hello: &Hello, connection: Connection) {
         let line = Line {
-            epoch: hello.epoch,
+            layout: hello.layout,
             purpose: hello.purpose,
             peer: hello.gpu,
         };
         let mut state = self.lock();
-        if state.closed || state.waiting.len() >= WAITING_LIMIT {
+        if state.has_ended(line.layout) || state.waiting.len() >= WAITING_LIMIT {
             tracing::warn!(
-                "connection of {} in {} closed: {WAITING_LIMIT} wait already",
+                "connection of {} for layout {} closed: the layout has ended or {WAITING_LIMIT} wait already",
                 line.peer,
-                line.epoch
+                line.layout.0
             );
             return;
         }
@@ -116,7 +133,7 @@ impl Switchboard {
         line: Line,
         addresses: &BTreeMap<GpuId, SocketAddr>,
         limit: Duration,
-    ) -> Result<TcpStream, LineError> {
+    ) -> Result<Connection, LineError> {
         let connection = if self.gpu < line.peer {
             let address = *addresses
                 .get(&line.peer)
@@ -131,15 +148,14 @@ impl Switchboard {
             self.wait_for(line, limit)?
         };
         let mut state = self.lock();
-        if state.closed {
-            return Err(LineError::Ended { epoch: line.epoch });
+        let ended = LineError::Ended { layout: line.layout };
+        if state.has_ended(line.layout) {
+            return Err(ended);
         }
         // Without a second handle the connection could not be closed from outside; then it is not used at all.
-        let handle = connection
-            .duplicate()
-            .map_err(|_| LineError::Ended { epoch: line.epoch })?;
-        state.in_use.entry(line.epoch).or_default().push(handle);
-        Ok(connection.into_stream())
+        let handle = connection.duplicate().map_err(|_| ended)?;
+        state.in_use.entry(line.layout).or_default().push(handle);
+        Ok(connection)
     }
 
     fn dial(&self, line: Line, address: SocketAddr, limit: Duration) -> Result<Connection, WireError> {
@@ -148,7 +164,7 @@ impl Switchboard {
             token: self.admission.token.clone(),
             role: Role::Worker,
             gpu: self.gpu,
-            epoch: line.epoch,
+            layout: line.layout,
             purpose: line.purpose,
             numerics: self.admission.numerics,
         };
@@ -163,8 +179,8 @@ impl Switchboard {
             if let Some(connection) = state.waiting.remove(&line) {
                 return Ok(connection);
             }
-            if state.closed {
-                return Err(LineError::Ended { epoch: line.epoch });
+            if state.has_ended(line.layout) {
+                return Err(LineError::Ended { layout: line.layout });
             }
             let Some(remaining) = deadline.remaining() else {
                 return Err(LineError::Missing {
@@ -180,13 +196,15 @@ impl Switchboard {
         }
     }
 
-    /// Closes every connection of an epoch.
-    pub(super) fn close_epoch(&self, epoch: Epoch) {
+    /// Closes every connection of a layout for good.
+    pub(super) fn close_layout(&self, layout: HandoverId) {
         let mut state = self.lock();
-        state.waiting.retain(|line, _| line.epoch != epoch);
-        for connection in state.in_use.remove(&epoch).unwrap_or_default() {
+        state.ended.insert(layout);
+        state.waiting.retain(|line, _| line.layout != layout);
+        for connection in state.in_use.remove(&layout).unwrap_or_default() {
             connection.close();
         }
+        self.arrived.notify_all();
     }
 
     /// Closes everything and lets nothing new in.

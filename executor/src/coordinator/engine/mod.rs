@@ -1,35 +1,43 @@
 //! The engine thread: one queue of events, all state in one place.
 //!
+//! Changes of layout are [`migrate`]'s, over the same state.
+//!
 //! Events that wait are taken together, then steps are dispatched, then tokens are delivered: workers never wait
 //! for clients.
 
+mod migrate;
+mod pools;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use infercluster_serving::handover::{self, HandoverId, Record, Stamp};
 use infercluster_serving::{Router, RouterPolicy};
-use infercluster_spec::{Epoch, GpuId, ReplicaId, SequenceId, StepId, Term};
+use infercluster_spec::{Epoch, GpuId, Layout, ReplicaId, SequenceId, StepId, Term};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::CoordinatorOptions;
 use super::error::{ExecutorError, RequestError};
 use super::fleet::{Fleet, Joined};
-use super::loading::{build_replicas, kv_pools};
 use super::measure::{Measurements, Status, WorkerStatus, step_records};
+use super::migration::{Migration, MigrationError, MigrationReport};
+use super::records::{Recorded, Records, Reign};
 use super::replica::Replica;
 use super::request::{GenerationRequest, StreamEvent};
-use crate::clock;
-use crate::wire::message::{FromWorker, StepOutput, ToWorker, WorkerTimes};
+use crate::clock::{self, Deadline};
+use crate::probe::ProbeTrace;
+use crate::speed::Speed;
+use crate::store::StoreError;
+use crate::wire::message::{DocumentText, FromWorker, Prepare, Shadow, StepOutput, ToWorker, WorkerTimes};
+use pools::{build_replicas, kv_pools};
 
 /// How often workers are pinged and limits are looked at.
 const TICK: Duration = Duration::from_secs(1);
 /// How long a failed step waits for the news which worker is lost, which names the cause and not a witness.
 const SUSPICION: Duration = Duration::from_millis(300);
-/// The epoch of the first layout.
-pub(super) const FIRST_EPOCH: Epoch = Epoch(1);
-/// The reign of a coordinator that nobody contests.
-pub(super) const FIRST_TERM: Term = Term(1);
 
 /// What reaches the engine.
 #[derive(Debug)]
@@ -56,6 +64,17 @@ pub(super) enum Event {
     Status(oneshot::Sender<Status>),
     /// A question about times.
     Measure(oneshot::Sender<Measurements>),
+    /// A wish for another layout.
+    Migrate {
+        to: Box<Layout>,
+        reply: oneshot::Sender<Result<MigrationReport, MigrationError>>,
+    },
+    /// A question about the migration under way, or the last one.
+    Migration(oneshot::Sender<Option<MigrationReport>>),
+    /// A question about the layout in force.
+    Layout(oneshot::Sender<(Epoch, Layout)>),
+    /// The record log has done what it was asked.
+    Recorded(Result<Recorded, StoreError>),
     /// The end.
     Stop,
 }
@@ -77,12 +96,24 @@ struct Collection {
 
 /// All state of a coordinator.
 pub(super) struct Engine {
-    pub(super) options: CoordinatorOptions,
+    options: CoordinatorOptions,
     sender: Sender<Event>,
-    pub(super) queue: Receiver<Event>,
-    pub(super) fleet: Fleet,
+    queue: Receiver<Event>,
+    fleet: Fleet,
     router: Router,
-    pub(super) replicas: Vec<Replica>,
+    replicas: Vec<Replica>,
+    /// The handover protocol of each replica.
+    protocols: Vec<handover::Coordinator>,
+    records: Records,
+    /// The name of the layout in force.
+    layout_id: HandoverId,
+    epoch: Epoch,
+    /// Attempts so far: each gives its layout a name.
+    attempts: u64,
+    /// What the first layout gave for the probe.
+    probe: ProbeTrace,
+    migration: Option<Migration>,
+    last_migration: Option<MigrationReport>,
     owners: BTreeMap<SequenceId, ReplicaId>,
     suspicions: Vec<Suspicion>,
     collection: Option<Collection>,
@@ -91,21 +122,48 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts the workers and loads the first layout.
-    pub(super) fn start(options: CoordinatorOptions) -> Result<Self, ExecutorError> {
+    /// Starts the workers and loads the first layout; the record log is in `state_dir`, or ends with the service.
+    pub(super) fn start(
+        options: CoordinatorOptions,
+        state_dir: Option<&Path>,
+    ) -> Result<Self, ExecutorError> {
         let (sender, queue) = mpsc::channel();
         let pools = kv_pools(&options)?;
-        let replicas = build_replicas(&options, &pools)?;
         let gpus = &options.layout.gpus;
+        let seated: BTreeSet<GpuId> = options.layout.seats().map(|(_, gpu)| gpu).collect();
+        let Reign { records, record } = Records::begin(state_dir, &sender, |term, epoch| Record {
+            term,
+            epoch,
+            layout: name_of(term, 0),
+            roster: seated,
+            first_step: StepId(0),
+        })?;
+        let replicas = build_replicas(&options, &pools, record.epoch)?;
         let fleet = Fleet::start(&options.launch, gpus, &sender, &queue, options.limits.join)?;
         let capacities: Vec<u64> = pools.iter().map(|pool| u64::from(*pool)).collect();
+        let protocol = |replica: &Replica| {
+            let roster = replica.seating.gpus().copied().collect();
+            let record = Record {
+                roster,
+                ..record.clone()
+            };
+            handover::Coordinator::new(record.term, &record, BTreeSet::new(), StepId(0))
+        };
         let mut engine = Self {
             options,
             sender,
             queue,
             fleet,
             router: Router::new(RouterPolicy::default(), &capacities),
+            protocols: replicas.iter().map(protocol).collect(),
             replicas,
+            records,
+            layout_id: record.layout,
+            epoch: record.epoch,
+            attempts: 0,
+            probe: ProbeTrace::default(),
+            migration: None,
+            last_migration: None,
             owners: BTreeMap::new(),
             suspicions: Vec::new(),
             collection: None,
@@ -120,6 +178,100 @@ impl Engine {
     /// A handle of the queue.
     pub(super) fn sender(&self) -> Sender<Event> {
         self.sender.clone()
+    }
+
+    /// Has the first layout adopted by all its workers and waits until every one is ready.
+    fn load(&mut self, pools: &[u32]) -> Result<(), ExecutorError> {
+        let seats: Vec<_> = self.options.layout.seats().collect();
+        let mut missing = BTreeSet::new();
+        for (seat, gpu) in seats {
+            let stamp = self.protocols[seat.replica.index()].stamp();
+            let layout = DocumentText::of(&self.options.layout);
+            let prepare = self.prepare(
+                gpu,
+                (self.layout_id, stamp),
+                layout,
+                pools[seat.replica.index()],
+                None,
+            );
+            missing.insert(gpu);
+            self.fleet.send([&gpu], &ToWorker::Prepare(Box::new(prepare)));
+        }
+        for index in 0..self.replicas.len() {
+            self.drive(index, handover::CoordinatorEvent::Tick);
+        }
+        let deadline = Deadline::after(self.options.limits.load);
+        while let Some(&waited_for) = missing.first() {
+            let event = deadline
+                .remaining()
+                .and_then(|left| self.queue.recv_timeout(left).ok());
+            match event {
+                Some(Event::Worker { gpu, message, .. }) => match message {
+                    FromWorker::Loaded { trace, .. } => self.take_first_probe(gpu, trace)?,
+                    FromWorker::LoadFailed { reason, .. } => {
+                        let epoch = self.epoch;
+                        return Err(ExecutorError::Prepare { gpu, epoch, reason });
+                    }
+                    FromWorker::Answer(answer) => {
+                        self.listen(gpu, answer);
+                        let replica = self.replica_of(gpu);
+                        if replica.is_some_and(|replica| self.protocols[replica.index()].is_settled()) {
+                            missing.retain(|gpu| self.replica_of(*gpu) != replica);
+                        }
+                    }
+                    _ => {}
+                },
+                Some(Event::Lost { gpu, reason }) => {
+                    let description = self.fleet.note_lost(gpu, &reason);
+                    return Err(ExecutorError::Lost { gpu, description });
+                }
+                Some(_) => {}
+                None => {
+                    return Err(ExecutorError::Load {
+                        gpu: waited_for,
+                        epoch: self.epoch,
+                        waited_ms: deadline.waited().as_millis() as u64,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranks of a stage, and replicas, see the same numbers.
+    fn take_first_probe(&mut self, gpu: GpuId, trace: ProbeTrace) -> Result<(), ExecutorError> {
+        let (reduction, layers) = (self.options.layout.reduction, self.options.model.layers);
+        if let Some(layer) = trace.first_conflict(&self.probe, reduction, layers) {
+            return Err(ExecutorError::Probe { gpu, layer });
+        }
+        self.probe.merge(trace);
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        gpu: GpuId,
+        (layout_id, stamp): (HandoverId, Stamp),
+        layout: DocumentText,
+        kv_blocks: u32,
+        shadow: Option<Shadow>,
+    ) -> Prepare {
+        let options = &self.options;
+        Prepare {
+            term: stamp.term,
+            layout_id,
+            epoch: stamp.epoch,
+            model: DocumentText::of(&options.model),
+            layout,
+            model_dir: options.model_dir.clone(),
+            kv_blocks,
+            token_budget: options.engine.token_budget,
+            peers: self.fleet.addresses(),
+            peer_deadline: options.limits.step,
+            speed: options.speeds.get(&gpu).copied().unwrap_or(Speed::FULL),
+            memory: options.memory,
+            shadow,
+        }
     }
 
     /// Works until it is told to stop.
@@ -188,6 +340,14 @@ impl Engine {
                 let _ = reply.send(self.status());
             }
             Event::Measure(reply) => self.measure(reply),
+            Event::Migrate { to, reply } => self.migrate(*to, reply),
+            Event::Migration(reply) => {
+                let _ = reply.send(self.migration_report());
+            }
+            Event::Layout(reply) => {
+                let _ = reply.send((self.epoch, self.options.layout.clone()));
+            }
+            Event::Recorded(recorded) => self.recorded(recorded),
             // Taken care of by whoever reads the queue.
             Event::Stop => {}
         }
@@ -237,16 +397,26 @@ impl Engine {
                 epoch,
                 step,
                 outputs,
-            } => self.complete(gpu, (term, epoch, step), outputs, at),
+            } => self.complete(gpu, (step, Stamp { term, epoch }), outputs, at),
             FromWorker::StepFailed {
                 step, reason, peer, ..
             } => self.suspect(gpu, step, &reason, peer),
             FromWorker::Times(times) => self.collect(gpu, Some(times)),
-            FromWorker::Switched { epoch, step } => tracing::debug!("{gpu} computes {epoch} since {step}"),
-            FromWorker::Ready { .. } | FromWorker::PrepareFailed { .. } => {
-                tracing::warn!("{gpu} prepared a layout that nobody asked for");
+            FromWorker::Answer(answer) => self.listen(gpu, answer),
+            FromWorker::LoadFailed {
+                layout_id,
+                refusal,
+                reason,
+            } => self.load_failed(gpu, layout_id, refusal, &reason),
+            FromWorker::LaneFailed {
+                layout_id,
+                peer,
+                reason,
+            } => self.lane_failed(gpu, layout_id, peer, &reason),
+            FromWorker::Loaded { layout_id, bytes, .. } => {
+                tracing::debug!("{gpu} holds layout {} in {bytes}", layout_id.0);
             }
-            FromWorker::Joined { .. } | FromWorker::Pong | FromWorker::Probed { .. } => {}
+            FromWorker::Joined { .. } | FromWorker::Pong => {}
         }
     }
 
@@ -260,7 +430,7 @@ impl Engine {
     fn complete(
         &mut self,
         gpu: GpuId,
-        (term, epoch, step): (Term, Epoch, StepId),
+        (step, stamp): (StepId, Stamp),
         outputs: Vec<StepOutput>,
         at: Instant,
     ) {
@@ -268,16 +438,19 @@ impl Engine {
             return;
         };
         let replica = &mut self.replicas[id.index()];
-        // What a failed replica still says is of no use, and another reign's answers are none.
-        if replica.failure().is_some() || term != FIRST_TERM || epoch != replica.epoch {
+        // What a failed replica still says is of no use.
+        if replica.failure().is_some() {
             return;
         }
-        match replica.complete(step, outputs, at, &self.options.eos) {
+        match replica.hear((step, stamp), outputs, at, &self.options.eos) {
             Ok(ended) => self.release(id, &ended),
             Err(error) => {
                 let description = format!("{gpu} answered {step} wrongly: {error}");
                 self.fail(id, &RequestError::WorkerLost { gpu, description });
             }
+        }
+        if self.migration.is_some() {
+            self.migration_step(id.index(), gpu, step);
         }
     }
 
@@ -292,9 +465,9 @@ impl Engine {
     /// Plans and sends as many steps as may be in flight.
     fn dispatch(&mut self) {
         for index in 0..self.replicas.len() {
-            while let Some(order) = self.replicas[index].next_order() {
+            while let Some(order) = self.replicas[index].next_order(&self.protocols[index]) {
                 let message = ToWorker::Step(order);
-                let failed = self.fleet.send(self.replicas[index].gpus(), &message);
+                let failed = self.fleet.send(self.replicas[index].seating.gpus(), &message);
                 for (gpu, error) in failed {
                     self.lose(gpu, &format!("cannot be reached: {error}"));
                 }
@@ -343,8 +516,10 @@ impl Engine {
             return;
         }
         self.collect(gpu, None);
-        if let Some(replica) = self.replica_of(gpu) {
-            self.fail(replica, &RequestError::WorkerLost { gpu, description });
+        let computes = |replica: &&Replica| replica.seating.gpus().any(|seated| *seated == gpu);
+        match self.replicas.iter().find(computes).map(|replica| replica.id) {
+            Some(replica) => self.fail(replica, &RequestError::WorkerLost { gpu, description }),
+            None => self.lose_helper(gpu, description),
         }
     }
 
@@ -358,16 +533,17 @@ impl Engine {
         let ended = replica.fail(error);
         self.router.set_available(id, false);
         self.suspicions.retain(|suspicion| suspicion.replica != id);
-        let release = ToWorker::Release {
-            term: FIRST_TERM,
-            epoch: self.replicas[id.index()].epoch,
+        let give_up = ToWorker::GiveUp {
+            term: self.protocols[id.index()].stamp().term,
         };
         // A worker that cannot be reached is noticed by its reading thread.
-        let _ = self.fleet.send(self.replicas[id.index()].gpus(), &release);
+        let _ = self.fleet.send(self.replicas[id.index()].gpus(), &give_up);
         self.release(id, &ended);
+        self.fail_migration(&error.to_string());
     }
 
     fn tick(&mut self) {
+        self.judge_migration();
         for (gpu, error) in self.fleet.broadcast(&ToWorker::Ping) {
             self.lose(gpu, &format!("cannot be reached: {error}"));
         }
@@ -380,11 +556,10 @@ impl Engine {
         }
         for index in 0..self.replicas.len() {
             let replica = &self.replicas[index];
-            let Some((step, started)) = replica.oldest_step() else {
+            let Some((step, gpu, started)) = replica.oldest_step() else {
                 continue;
             };
             if started.elapsed() > limits.step {
-                let gpu = replica.answerer();
                 let description = format!("{gpu} did not finish {step} within {} s", limits.step.as_secs());
                 self.fail(
                     ReplicaId(index as u32),
@@ -392,6 +567,17 @@ impl Engine {
                 );
             }
         }
+    }
+
+    /// The protocol of the replica that a device belongs to hears what the device says.
+    fn listen(&mut self, gpu: GpuId, answer: handover::Answer) {
+        let Some(replica) = self.replica_of(gpu).or_else(|| self.migrating_replica(gpu)) else {
+            return;
+        };
+        self.drive(
+            replica.index(),
+            handover::CoordinatorEvent::Answer { from: gpu, answer },
+        );
     }
 
     fn status(&self) -> Status {
@@ -450,4 +636,9 @@ impl Engine {
             steps,
         });
     }
+}
+
+/// The name of a layout: unique over all terms.
+fn name_of(term: Term, attempt: u64) -> HandoverId {
+    HandoverId(term.0 << 32 | attempt)
 }

@@ -1,0 +1,294 @@
+//! The layout of a service changes while it answers, and no request notices.
+
+mod support;
+
+use infercluster_executor::bench::{MigrationBench, MigrationFloors, migrate};
+use infercluster_executor::checkpoint::make;
+use infercluster_executor::coordinator::{
+    Coordinator, CoordinatorOptions, GenerationRequest, MigrationError, MigrationPhase, StreamEvent,
+    TokenStream,
+};
+use infercluster_executor::generate::{GenerateOptions, Generated, generate};
+use infercluster_spec::layout::Reduction;
+use infercluster_spec::{Bytes, EngineOptions, GpuId, Layout};
+use support::{Cuts, WHOLE, layout, model, options};
+
+const EVEN: Cuts = Cuts {
+    layers: &[0, 4],
+    heads: &[0, 3, 6],
+    columns: &[0, 80, 160],
+    rows: &[0, 24, 48],
+    vocab: &[0, 48, 97],
+};
+const UNEVEN: Cuts = Cuts {
+    layers: &[0, 4],
+    heads: &[0, 5, 6],
+    columns: &[0, 112, 160],
+    rows: &[0, 34, 48],
+    vocab: &[0, 68, 97],
+};
+const LONG_FIRST: Cuts = Cuts {
+    layers: &[0, 3, 4],
+    ..WHOLE
+};
+const LONG_LAST: Cuts = Cuts {
+    layers: &[0, 1, 4],
+    ..WHOLE
+};
+
+fn bench(folder: &std::path::Path, from: &Cuts, to: &Cuts) -> MigrationBench {
+    let mut options = options(folder, layout(from, Reduction::Invariant));
+    // Small steps, so that a prompt is in prefill for many of them.
+    options.engine = EngineOptions {
+        token_budget: 12,
+        max_sequences: 16,
+        max_context: None,
+    };
+    MigrationBench {
+        options,
+        other: layout(to, Reduction::Invariant),
+        rounds: 4,
+        prefills: 4,
+        clients: 5,
+        prompt_tokens: 60,
+        new_tokens: 120,
+        long_prompt_tokens: 390,
+        seed: 5,
+    }
+}
+
+fn check(from: &Cuts, to: &Cuts) {
+    let folder = tempfile::tempdir().unwrap();
+    make(folder.path(), &model(), 11).unwrap();
+    let outcome = migrate(&bench(folder.path(), from, to), |_| {}).unwrap();
+    assert_eq!(outcome.migrations.len(), 8);
+    let floors = MigrationFloors {
+        kv_bytes_at_commit: Bytes(10_000),
+        steps_meanwhile: 2,
+        rounds: 2,
+    };
+    outcome.check(floors).unwrap();
+    assert!(outcome.prefills > 0, "a prompt was in prefill during a migration");
+    assert!(outcome.requests > 0);
+    for migration in &outcome.migrations {
+        assert_eq!(migration.phase, MigrationPhase::Done);
+        assert!(migration.kv_bytes_moved > Bytes::ZERO && migration.kv_bytes_kept > Bytes::ZERO);
+    }
+}
+
+#[test]
+fn tensor_parallel_shares_change_under_load() {
+    check(&EVEN, &UNEVEN);
+}
+
+#[test]
+fn pipeline_cuts_change_under_load() {
+    check(&LONG_FIRST, &LONG_LAST);
+}
+
+#[test]
+fn stages_become_ranks_under_load() {
+    check(&LONG_FIRST, &UNEVEN);
+}
+
+const ALL: GenerateOptions = GenerateOptions {
+    max_tokens: 150,
+    ignore_eos: true,
+    logits: false,
+    logits_hash: true,
+};
+
+fn prompts() -> Vec<Vec<u32>> {
+    [3_u32, 30, 71]
+        .iter()
+        .map(|&length| (0..length).map(|i| (i * 31 + length * 7) % 97).collect())
+        .collect()
+}
+
+/// A service with a made model and what it answers undisturbed.
+fn service(
+    from: Layout,
+    change: impl FnOnce(&mut CoordinatorOptions),
+) -> (tempfile::TempDir, Coordinator, Vec<Generated>) {
+    let folder = tempfile::tempdir().unwrap();
+    make(folder.path(), &model(), 11).unwrap();
+    let mut options = options(folder.path(), from);
+    change(&mut options);
+    let coordinator = Coordinator::start(options).unwrap();
+    let undisturbed = generate(&coordinator, &prompts(), &ALL).unwrap();
+    (folder, coordinator, undisturbed)
+}
+
+/// Begins `prompts` and waits until every one has a token; gives the streams back.
+fn begin(coordinator: &Coordinator) -> Vec<TokenStream> {
+    let mut streams: Vec<_> = prompts()
+        .into_iter()
+        .map(|prompt| {
+            coordinator.submit(GenerationRequest {
+                prompt,
+                max_tokens: ALL.max_tokens,
+                ignore_eos: true,
+                logits_hash: true,
+                prompt_logits: false,
+            })
+        })
+        .collect();
+    for stream in &mut streams {
+        assert!(matches!(stream.next_blocking(), Some(StreamEvent::Token { .. })));
+    }
+    streams
+}
+
+fn hash(mut stream: TokenStream) -> u64 {
+    loop {
+        match stream.next_blocking() {
+            Some(StreamEvent::Finished { logits_hash, .. }) => return logits_hash.unwrap(),
+            Some(StreamEvent::Token { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn requests_that_are_cancelled_end_and_arrive_meanwhile_change_nothing() {
+    let (_folder, coordinator, undisturbed) = service(layout(&EVEN, Reduction::Invariant), |_| {});
+    for to in [&UNEVEN, &EVEN, &UNEVEN] {
+        let mut streams = begin(&coordinator);
+        let short = coordinator.submit(GenerationRequest {
+            prompt: vec![1, 2, 3],
+            max_tokens: 5,
+            ignore_eos: true,
+            ..GenerationRequest::default()
+        });
+        let migrated = std::thread::scope(|scope| {
+            let migration = scope.spawn(|| coordinator.migrate_blocking(layout(to, Reduction::Invariant)));
+            drop(streams.remove(1));
+            drop(short);
+            streams.extend(begin(&coordinator));
+            migration.join().unwrap()
+        });
+        assert_eq!(migrated.unwrap().phase, MigrationPhase::Done);
+        let found: Vec<_> = streams.into_iter().map(hash).collect();
+        let expected: Vec<_> = undisturbed.iter().map(|one| one.logits_hash.unwrap()).collect();
+        assert_eq!(found, [&expected[..1], &expected[2..], &expected[..]].concat());
+    }
+}
+
+#[test]
+fn an_idle_service_changes_its_layout_too() {
+    let (_folder, coordinator, undisturbed) = service(layout(&LONG_FIRST, Reduction::Invariant), |_| {});
+    for to in [&LONG_LAST, &UNEVEN, &LONG_FIRST] {
+        coordinator
+            .migrate_blocking(layout(to, Reduction::Invariant))
+            .unwrap();
+        assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
+    }
+}
+
+#[test]
+fn a_shadow_that_computes_something_else_is_found_and_the_old_layout_stays() {
+    let (folder, coordinator, undisturbed) = service(layout(&EVEN, Reduction::Invariant), |_| {});
+    corrupt(folder.path(), "model.layers.2.mlp.up_proj.weight");
+    let streams = begin(&coordinator);
+    let error = coordinator
+        .migrate_blocking(layout(&UNEVEN, Reduction::Invariant))
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("epoch 1 stays in force") && text.contains("first in layer 2"),
+        "{text}"
+    );
+    let found: Vec<_> = streams.into_iter().map(hash).collect();
+    let expected: Vec<_> = undisturbed.iter().map(|one| one.logits_hash.unwrap()).collect();
+    assert_eq!(found, expected);
+    assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
+}
+
+/// Changes a few numbers of a tensor in place.
+fn corrupt(folder: &std::path::Path, tensor: &str) {
+    let path = folder.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();
+    let from = 8 + header_len + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+    for number in bytes[from..from + 400].chunks_exact_mut(4) {
+        number.copy_from_slice(&1.5_f32.to_le_bytes());
+    }
+    // In place: the service has the file mapped.
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&bytes[from..from + 400], from as u64).unwrap();
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_with_the_reason() {
+    let from = layout(&EVEN, Reduction::Invariant);
+    let (_folder, coordinator, undisturbed) = service(from.clone(), |_| {});
+    let fast = layout(&UNEVEN, Reduction::Fast);
+    let mut blocks = layout(&UNEVEN, Reduction::Invariant);
+    blocks.kv.block_size = 8;
+    let mut two = from.clone();
+    let mut copy = two.replicas[0].clone();
+    for shard in copy.stages[0]
+        .layer_groups
+        .iter_mut()
+        .flat_map(|group| &mut group.shards)
+    {
+        shard.gpu = GpuId(shard.gpu.0 + 2);
+    }
+    two.replicas.push(copy);
+    two.gpus = (0..4).map(GpuId).collect();
+    let mut broken = from.clone();
+    broken.replicas[0].stages[0].layer_groups[0].shards[1].vocab = None;
+    let three = layout(
+        &Cuts {
+            layers: &[0, 1, 2, 4],
+            ..WHOLE
+        },
+        Reduction::Invariant,
+    );
+    let cases = [
+        (from, "the new layout is the one in force"),
+        (
+            fast,
+            "the reduction cannot change in a migration: it is invariant, the new layout has fast",
+        ),
+        (
+            blocks,
+            "the KV block size cannot change in a migration: it is 16, the new layout has 8",
+        ),
+        (two, "one replica to one replica, the layouts have 1 and 2"),
+        (three, "gpu 2 has no worker in this service"),
+        (broken, "vocab"),
+    ];
+    for (to, expected) in cases {
+        let error = coordinator.migrate_blocking(to).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
+}
+
+#[test]
+fn memory_that_is_short_is_refused_with_the_shortage() {
+    let from = layout(&EVEN, Reduction::Invariant);
+    // Room for one layout and a bit.
+    let (_folder, coordinator, undisturbed) = service(from, |options| {
+        options.kv_blocks = Some(64);
+        let seats = infercluster_spec::memory::seats(&options.layout, &options.model);
+        let largest = seats
+            .iter()
+            .map(|seat| seat.memory.weights.0 + 64 * seat.memory.kv_block.0)
+            .max();
+        options.memory = Some(Bytes(largest.unwrap() * 3 / 2));
+    });
+    let error = coordinator
+        .migrate_blocking(layout(&UNEVEN, Reduction::Invariant))
+        .unwrap_err();
+    assert!(matches!(error, MigrationError::Aborted { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("are missing"), "{text}");
+    // The same again: what was begun is gone.
+    let again = coordinator.migrate_blocking(layout(&UNEVEN, Reduction::Invariant));
+    assert!(matches!(again, Err(MigrationError::Aborted { .. })));
+    assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
+}
