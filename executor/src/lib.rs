@@ -2,6 +2,7 @@
 //!
 //! Knows neither the simulator nor the planner: it takes a `Layout` or a `MigrationPlan` and checks it again.
 
+pub mod admin;
 pub mod backend;
 pub mod bench;
 pub mod checkpoint;

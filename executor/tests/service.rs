@@ -2,16 +2,35 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 
+use infercluster_executor::admin;
 use infercluster_executor::checkpoint::make;
 use infercluster_executor::coordinator::Coordinator;
 use infercluster_executor::generate::{GenerateOptions, generate};
 use infercluster_executor::service::{Service, ServiceOptions};
+use infercluster_spec::MigrationPlan;
 use infercluster_spec::layout::Reduction;
+use infercluster_spec::migration::MigrationPhase;
 use serde_json::{Value, json};
 use support::{Cuts, WHOLE, layout, model, options};
+
+const EVEN: Cuts = Cuts {
+    layers: &[0, 4],
+    heads: &[0, 3, 6],
+    columns: &[0, 80, 160],
+    rows: &[0, 24, 48],
+    vocab: &[0, 48, 97],
+};
+const UNEVEN: Cuts = Cuts {
+    layers: &[0, 4],
+    heads: &[0, 5, 6],
+    columns: &[0, 112, 160],
+    rows: &[0, 34, 48],
+    vocab: &[0, 68, 97],
+};
 
 /// A service of one made model.
 struct Running {
@@ -306,4 +325,56 @@ fn a_client_that_goes_away_cancels() {
         running.get("/metrics").1.contains(cancelled)
     });
     assert!(seen, "{}", running.get("/metrics").1);
+}
+
+#[test]
+fn the_layout_changes_over_http_and_refusals_say_why() {
+    let running = Running::start(&EVEN);
+    let url = running.url("");
+    let body = json!({ "prompt": [1, 2, 3], "max_tokens": 9, "ignore_eos": true, "logits_hash": true });
+    let (_, before) = running.post(&body);
+    assert_eq!(
+        admin::layout(&url).unwrap().replicas,
+        layout(&EVEN, Reduction::Invariant).replicas
+    );
+    assert_eq!(admin::migration(&url).unwrap(), None);
+
+    let to = layout(&UNEVEN, Reduction::Invariant);
+    let reports = admin::migrate(&url, &to).unwrap();
+    assert_eq!(reports.len(), 1);
+    assert_eq!(admin::migration(&url).unwrap().as_ref(), reports.first());
+    assert_eq!(admin::layout(&url).unwrap().replicas, to.replicas);
+    let (_, after) = running.post(&body);
+    assert_eq!(after["choices"], before["choices"]);
+
+    // A plan starts where the service is, which is not where this one does.
+    let phase = |to: &infercluster_spec::Layout| MigrationPhase {
+        to: to.clone(),
+        transfers: Vec::new(),
+        memory_peak: BTreeMap::new(),
+        duration_bound: None,
+        duration: None,
+        pause: None,
+    };
+    let even = layout(&EVEN, Reduction::Invariant);
+    let mut plan = MigrationPlan {
+        from: even.clone(),
+        phases: vec![phase(&even), phase(&to)],
+    };
+    let refusals = [
+        admin::migrate(&url, &to).unwrap_err().to_string(),
+        admin::migrate(&url, &plan).unwrap_err().to_string(),
+        admin::migrate(&url, &model()).unwrap_err().to_string(),
+    ];
+    let reasons = [
+        "answers 409: the new layout is the one in force",
+        "answers 409: the plan does not start at the layout in force",
+        "answers 400: body",
+    ];
+    for (refusal, reason) in refusals.iter().zip(reasons) {
+        assert!(refusal.contains(reason), "{refusal}");
+    }
+    plan.from = to.clone();
+    assert_eq!(admin::migrate(&url, &plan).unwrap().len(), 2);
+    assert_eq!(running.post(&body).1["choices"], before["choices"]);
 }

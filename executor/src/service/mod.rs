@@ -1,8 +1,9 @@
-//! The HTTP front: OpenAI's completions over a coordinator, health, metrics.
+//! The HTTP front: OpenAI's completions over a coordinator, health, metrics, administration.
 //!
 //! Decoding is greedy; what this service cannot do is refused by name, never ignored. A client that goes away
 //! cancels its request. Listens on loopback unless told otherwise.
 
+mod admin;
 mod completions;
 mod detokenize;
 mod failure;
@@ -121,7 +122,8 @@ impl Service {
         let address = listener.local_addr().map_err(listen)?;
         let (shutdown, ending) = oneshot::channel();
         let server = runtime.spawn(async move {
-            let serve = axum::serve(listener, routes(shared));
+            let routes = routes(shared).into_make_service_with_connect_info::<SocketAddr>();
+            let serve = axum::serve(listener, routes);
             tokio::select! {
                 ended = serve.into_future() => {
                     if let Err(error) = ended {
@@ -201,13 +203,19 @@ pub fn load_tokenizer(model_dir: &Path) -> Result<Option<Tokenizer>, ServiceErro
 }
 
 fn routes(shared: Arc<Shared>) -> Router {
+    let admin = Router::new()
+        .route("/admin/measurements", post(measurements))
+        .route("/admin/layout", get(admin::layout))
+        .route("/admin/migrate", post(admin::migrate))
+        .route("/admin/migration", get(admin::migration))
+        .layer(axum::middleware::from_fn(admin::only_this_machine));
     Router::new()
+        .merge(admin)
         .route("/v1/completions", post(completions::complete))
         .route("/v1/models", get(models))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
-        .route("/admin/measurements", post(measurements))
         .fallback(|| async { Failure::malformed(StatusCode::NOT_FOUND, "there is nothing at this path") })
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(shared)

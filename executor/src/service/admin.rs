@@ -1,0 +1,99 @@
+//! `/admin`: the layout in force, and changes of it. Answered only to this machine, where whoever can connect may
+//! also end the process.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::StringRejection;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use infercluster_spec::json::{self, Document, DocumentError};
+use infercluster_spec::{Layout, MigrationPlan};
+use serde_json::{Value, json};
+
+use super::Shared;
+use super::failure::Failure;
+use crate::coordinator::MigrationError;
+
+/// Lets only this machine through.
+pub(super) async fn only_this_machine(
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if peer.ip().to_canonical().is_loopback() {
+        return next.run(request).await;
+    }
+    let message = "administration is answered on the loopback address only";
+    Failure::malformed(StatusCode::FORBIDDEN, message).into_response()
+}
+
+/// The layout in force, as a document.
+pub(super) async fn layout(State(shared): State<Arc<Shared>>) -> Result<Response, Failure> {
+    let (_, layout) = shared.coordinator.layout().await?;
+    let headers = [(axum::http::header::CONTENT_TYPE, "application/json")];
+    Ok((headers, json::write(&layout)).into_response())
+}
+
+/// The migration under way, else the last one, else null.
+pub(super) async fn migration(State(shared): State<Arc<Shared>>) -> Result<Json<Value>, Failure> {
+    Ok(Json(json!(shared.coordinator.migration().await?)))
+}
+
+/// Goes to a layout, or along a plan that starts at the layout in force; answers a report a phase once it is over.
+/// A client that goes away does not stop what has begun.
+pub(super) async fn migrate(
+    State(shared): State<Arc<Shared>>,
+    body: Result<String, StringRejection>,
+) -> Result<Json<Value>, Failure> {
+    let body = body.map_err(|rejection| Failure::malformed(rejection.status(), rejection.body_text()))?;
+    let mut reports = Vec::new();
+    for layout in way(&shared, &body).await? {
+        reports.push(shared.coordinator.migrate(layout).await?);
+    }
+    Ok(Json(json!({ "migrations": reports })))
+}
+
+/// The layouts to go to, one after another.
+async fn way(shared: &Shared, body: &str) -> Result<Vec<Layout>, Failure> {
+    let plan: MigrationPlan = match json::read::<Layout>("body", body) {
+        Ok(layout) => return Ok(vec![layout]),
+        Err(DocumentError::Schema { ref found, .. }) if found.trim_matches('"') == MigrationPlan::SCHEMA => {
+            json::read("body", body).map_err(|error| bad_body(&error))?
+        }
+        Err(error) => return Err(bad_body(&error)),
+    };
+    let (_, in_force) = shared.coordinator.layout().await?;
+    if plan.from.replicas != in_force.replicas {
+        let message = "the plan does not start at the layout in force, which /admin/layout shows";
+        return Err(Failure::malformed(StatusCode::CONFLICT, message));
+    }
+    Ok(plan.phases.into_iter().map(|phase| phase.to).collect())
+}
+
+fn bad_body(error: &DocumentError) -> Failure {
+    Failure::malformed(StatusCode::BAD_REQUEST, error.to_string())
+}
+
+impl From<MigrationError> for Failure {
+    fn from(error: MigrationError) -> Self {
+        let status = match error {
+            MigrationError::Layout(_)
+            | MigrationError::Replicas { .. }
+            | MigrationError::Fixed { .. }
+            | MigrationError::NoWorker { .. }
+            | MigrationError::Coverage => StatusCode::BAD_REQUEST,
+            MigrationError::Busy
+            | MigrationError::Unchanged
+            | MigrationError::Pool { .. }
+            | MigrationError::Aborted { .. } => StatusCode::CONFLICT,
+            MigrationError::Failed { .. } | MigrationError::Lost { .. } | MigrationError::Stopped => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+        };
+        Self::malformed(status, error.to_string())
+    }
+}
