@@ -1,8 +1,8 @@
 //! `bench migrate`: a service under load whose layout goes back and forth at seeded random moments, and whose every
 //! request must come out as if nothing had happened.
 //!
-//! Clients draw requests from a fixed set. Each request of the set is first run alone on the first layout; its
-//! chain of logits hashes is what every later run of it must give, whatever moved meanwhile.
+//! Clients draw requests from a fixed set. The set is first run undisturbed on the first layout; each request's
+//! chain of logits hashes is what every later run of it must give, whatever runs beside it and moves meanwhile.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -74,6 +74,9 @@ pub enum MigrationBenchError {
     /// The service does not start.
     #[error(transparent)]
     Start(#[from] ExecutorError),
+    /// A request of the undisturbed run failed.
+    #[error("undisturbed: {0}")]
+    Undisturbed(#[from] RequestError),
     /// A request failed.
     #[error("request {request} of the set failed: {source}")]
     Request {
@@ -230,7 +233,7 @@ pub fn migrate(
     })
 }
 
-/// The set: usual requests, then a long one; each run alone for its hash.
+/// The set: usual requests, then a long one; run once for their hashes.
 fn cases(
     bench: &MigrationBench,
     coordinator: &Coordinator,
@@ -249,13 +252,12 @@ fn cases(
         logits: false,
         logits_hash: true,
     };
-    let run = |(request, prompt): (usize, Vec<u32>)| {
-        let generated = generate(coordinator, std::slice::from_ref(&prompt), &options)
-            .map_err(|source| MigrationBenchError::Request { request, source })?;
-        let expected = generated.first().and_then(|one| one.logits_hash).unwrap_or(0);
-        Ok(Case { prompt, expected })
-    };
-    prompts.into_iter().enumerate().map(run).collect()
+    let generated = generate(coordinator, &prompts, &options)?;
+    let expected = generated.iter().map(|one| one.logits_hash.unwrap_or(0));
+    let cases = prompts.into_iter().zip(expected);
+    Ok(cases
+        .map(|(prompt, expected)| Case { prompt, expected })
+        .collect())
 }
 
 /// Migrates to the other layout and back, each time after a random number of tokens.

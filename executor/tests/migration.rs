@@ -5,10 +5,13 @@ mod support;
 use infercluster_executor::bench::{MigrationBench, MigrationFloors, migrate};
 use infercluster_executor::checkpoint::make;
 use infercluster_executor::coordinator::{
-    Coordinator, CoordinatorOptions, GenerationRequest, MigrationError, MigrationPhase, StreamEvent,
+    Coordinator, CoordinatorOptions, GenerationRequest, Launch, MigrationError, MigrationPhase, StreamEvent,
     TokenStream,
 };
 use infercluster_executor::generate::{GenerateOptions, Generated, generate};
+use infercluster_executor::launch::WorkerCommand;
+use infercluster_executor::wire::handshake::TOKEN_VARIABLE;
+use infercluster_executor::worker::{self, WorkerOptions};
 use infercluster_spec::layout::Reduction;
 use infercluster_spec::{Bytes, EngineOptions, GpuId, Layout};
 use support::{Cuts, WHOLE, layout, model, options};
@@ -290,5 +293,101 @@ fn memory_that_is_short_is_refused_with_the_shortage() {
     // The same again: what was begun is gone.
     let again = coordinator.migrate_blocking(layout(&UNEVEN, Reduction::Invariant));
     assert!(matches!(again, Err(MigrationError::Aborted { .. })));
+    assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
+}
+
+/// The test binary in the role `worker`: this very test, run by name in a process of its own, finds the token in
+/// its environment and becomes a worker. Run as a test it does nothing.
+#[test]
+fn worker_role() {
+    let (Ok(token), Ok(arguments)) = (std::env::var(TOKEN_VARIABLE), std::env::var("WORKER_ARGUMENTS"))
+    else {
+        return;
+    };
+    let (address, gpu) = arguments.split_once(' ').unwrap();
+    let options = WorkerOptions::local(
+        address.parse().unwrap(),
+        GpuId(gpu.parse().unwrap()),
+        token.parse().unwrap(),
+    );
+    // The coordinator's end is a normal end here.
+    let _ = worker::run(&options);
+}
+
+/// Workers as real processes, started through a shell that turns the options into a variable.
+fn processes() -> Launch {
+    let script = r#"export WORKER_ARGUMENTS="$3 $5"; exec "$1" --exact worker_role --quiet"#;
+    let program = std::env::current_exe().unwrap();
+    Launch::Processes(WorkerCommand {
+        program: "sh".into(),
+        arguments: vec!["-c".into(), script.into(), "worker".into(), program.into()],
+    })
+}
+
+/// The uneven layout with its second rank on a device that has no seat before.
+fn onto_a_spare() -> Layout {
+    let mut to = layout(&UNEVEN, Reduction::Invariant);
+    to.gpus.push(GpuId(2));
+    for group in &mut to.replicas[0].stages[0].layer_groups {
+        group.shards[1].gpu = GpuId(2);
+    }
+    to
+}
+
+fn with_a_spare() -> (tempfile::TempDir, Coordinator, Vec<Generated>) {
+    let mut from = layout(&EVEN, Reduction::Invariant);
+    from.gpus.push(GpuId(2));
+    service(from, |options| options.launch = processes())
+}
+
+#[test]
+fn a_device_can_join_and_another_leave() {
+    let (_folder, coordinator, undisturbed) = with_a_spare();
+    let streams = begin(&coordinator);
+    let report = coordinator.migrate_blocking(onto_a_spare()).unwrap();
+    assert_eq!(report.phase, MigrationPhase::Done);
+    let found: Vec<_> = streams.into_iter().map(hash).collect();
+    let expected: Vec<_> = undisturbed.iter().map(|one| one.logits_hash.unwrap()).collect();
+    assert_eq!(found, expected);
+    // And back: device 1 has no shard and no KV any more.
+    coordinator
+        .migrate_blocking(layout(&EVEN, Reduction::Invariant))
+        .unwrap();
+    assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
+}
+
+#[test]
+fn a_target_that_dies_before_the_commit_ends_the_migration_and_not_the_service() {
+    let (_folder, coordinator, undisturbed) = with_a_spare();
+    let workers = coordinator.status_blocking().unwrap().workers;
+    let spare = workers.iter().find(|worker| worker.gpu == GpuId(2)).unwrap();
+    let process = spare.process.unwrap() as libc::pid_t;
+    let signal = |signal| {
+        // SAFETY: a signal to a child of this test that is not reaped before the coordinator goes.
+        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+    };
+    // Stopped, it cannot get ready, so the migration cannot be over before it is killed.
+    signal(libc::SIGSTOP);
+    let streams = begin(&coordinator);
+    let error = std::thread::scope(|scope| {
+        let migration = scope.spawn(|| coordinator.migrate_blocking(onto_a_spare()));
+        while coordinator.migration_blocking().unwrap().is_none() {
+            assert!(!migration.is_finished(), "it was refused");
+        }
+        signal(libc::SIGKILL);
+        migration.join().unwrap().unwrap_err()
+    });
+    let text = error.to_string();
+    assert!(
+        text.contains("stays in force") && text.contains("the worker of gpu 2"),
+        "{text}"
+    );
+    let found: Vec<_> = streams.into_iter().map(hash).collect();
+    let expected: Vec<_> = undisturbed.iter().map(|one| one.logits_hash.unwrap()).collect();
+    assert_eq!(found, expected, "every request goes on, its KV computed again");
+    // The service serves on and can still change its layout.
+    coordinator
+        .migrate_blocking(layout(&UNEVEN, Reduction::Invariant))
+        .unwrap();
     assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
 }

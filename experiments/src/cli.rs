@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    calibrate, cluster, doctor, generate, layout, migrate, model, plan, profile, quickstart, replay, serve,
-    simulate, trace, worker,
+    bench, calibrate, cluster, doctor, generate, layout, migrate, model, plan, profile, quickstart, replay,
+    serve, simulate, trace, worker,
 };
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
@@ -44,6 +44,7 @@ pub(crate) enum Command {
     Generate(generate::Generate),
     Serve(serve::Serve),
     Replay(replay::Replay),
+    Bench(bench::BenchCommand),
     Worker(worker::Worker),
     Doctor(doctor::Doctor),
 }

@@ -193,6 +193,13 @@ impl Coordinator {
         answer.await.map_err(|_| RequestError::Stopped)
     }
 
+    /// [`Self::migration`] for threads outside a runtime.
+    pub fn migration_blocking(&self) -> Result<Option<MigrationReport>, RequestError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.ask(Event::Migration(reply))?;
+        answer.blocking_recv().map_err(|_| RequestError::Stopped)
+    }
+
     /// The layout in force and its version.
     pub async fn layout(&self) -> Result<(Epoch, Layout), RequestError> {
         let (reply, answer) = tokio::sync::oneshot::channel();

@@ -1,15 +1,17 @@
-//! `migrate plan`: from one layout to another.
+//! `migrate plan` and `migrate apply`: from one layout to another.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use infercluster_executor::admin;
+use infercluster_executor::coordinator::MigrationReport;
 use infercluster_planner::migrate::{MigrationOptions, WeightSource, plan_migration};
 use infercluster_spec::migration::{Transfer, TransferItem, TransferSource};
-use infercluster_spec::{Bytes, GpuId, MigrationPlan, Tokens};
+use infercluster_spec::{Bytes, GpuId, Layout, MigrationPlan, Tokens};
 
 use crate::Outcome;
-use crate::screen::{Columns, Screen};
+use crate::screen::{Columns, Screen, facts};
 use crate::{clusters, io, models};
 
 /// Plans the way from one layout to another, or takes it.
@@ -22,6 +24,24 @@ pub(crate) struct MigrateCommand {
 #[derive(Debug, Subcommand)]
 enum Action {
     Plan(Plan),
+    Apply(Apply),
+}
+
+/// Has a running service change its layout while it answers, and waits for the end.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    infercluster migrate apply --url http://127.0.0.1:8000 --to uneven.json\n  \
+    infercluster migrate apply --url http://127.0.0.1:8000 --plan plan.json")]
+struct Apply {
+    /// The service, on this machine.
+    #[arg(long)]
+    url: String,
+    /// The layout that shall run.
+    #[arg(long, required_unless_present = "plan", conflicts_with = "plan")]
+    to: Option<PathBuf>,
+    /// A plan that starts at the layout that runs; its phases are taken one after another.
+    #[arg(long)]
+    plan: Option<PathBuf>,
 }
 
 /// Plans what moves where, in phases that each end in a valid layout.
@@ -67,7 +87,63 @@ enum SourceChoice {
 pub(crate) fn run(command: MigrateCommand, screen: &Screen) -> anyhow::Result<Outcome> {
     match command.action {
         Action::Plan(arguments) => plan(&arguments, screen),
+        Action::Apply(arguments) => apply(&arguments, screen),
     }
+}
+
+fn apply(arguments: &Apply, screen: &Screen) -> anyhow::Result<Outcome> {
+    let reports = match (&arguments.to, &arguments.plan) {
+        (Some(path), _) => admin::migrate(&arguments.url, &io::read_document::<Layout>(path)?)?,
+        (None, Some(path)) => admin::migrate(&arguments.url, &io::read_document::<MigrationPlan>(path)?)?,
+        (None, None) => anyhow::bail!("one of --to and --plan is needed"),
+    };
+    screen.answer(&reports, |reports| {
+        reports.iter().map(applied).collect::<Vec<_>>().join("\n")
+    })?;
+    Ok(Outcome::Done)
+}
+
+fn applied(report: &MigrationReport) -> String {
+    let milliseconds = |seconds: f64| format!("{:.1} ms", 1e3 * seconds);
+    let took = |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), milliseconds);
+    let steps = format!("{} steps of the old layout meanwhile", report.steps_meanwhile);
+    facts([
+        (
+            "in force",
+            format!("{} from {}", report.epoch, report.first_step.unwrap_or_default()),
+        ),
+        ("prepared in", took(report.prepare_s)),
+        (
+            "copied in",
+            format!("{}, {} rounds, {steps}", took(report.copy_s), report.rounds),
+        ),
+        (
+            "KV",
+            format!(
+                "{} live at the commit, {} moved, {} kept",
+                report.kv_bytes_at_commit, report.kv_bytes_moved, report.kv_bytes_kept
+            ),
+        ),
+        ("record", took(report.record_s)),
+        (
+            "pause",
+            format!(
+                "{} streams: p50 {}, worst {}",
+                report.pause_s.samples,
+                milliseconds(report.pause_s.p50),
+                milliseconds(report.pause_s.max)
+            ),
+        ),
+        (
+            "ITL p50",
+            format!(
+                "{} before, {} meanwhile, {} after",
+                milliseconds(report.itl_before_s.p50),
+                milliseconds(report.itl_meanwhile_s.p50),
+                milliseconds(report.itl_after_s.p50)
+            ),
+        ),
+    ])
 }
 
 fn plan(arguments: &Plan, screen: &Screen) -> anyhow::Result<Outcome> {

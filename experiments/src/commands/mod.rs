@@ -1,5 +1,6 @@
 //! One module a command: its arguments and what it does with them.
 
+pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod cluster;
 pub(crate) mod doctor;
@@ -34,6 +35,7 @@ pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> 
         Command::Replay(arguments) => replay::run(&arguments, screen),
         Command::Quickstart(arguments) => quickstart::run(&arguments, screen),
         Command::Generate(arguments) => generate::run(&arguments, screen),
+        Command::Bench(arguments) => bench::run(&arguments, screen),
         Command::Worker(arguments) => worker::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments, screen),
         Command::Cluster(arguments) => cluster::run(arguments, screen),
