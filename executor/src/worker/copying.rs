@@ -21,6 +21,9 @@ use crate::wire::{LaneFrame, LaneHeader, WireError};
 /// Bytes of a chunk, where a token is not larger.
 const CHUNK_BYTES: u64 = 1 << 20;
 
+/// How long a device may save up what its rate allows.
+const BURST: Duration = Duration::from_millis(50);
+
 /// Why KV was not sent or taken in.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CopyError {
@@ -230,10 +233,12 @@ impl Copying {
         Ok(true)
     }
 
+    /// Keeps to the rate on average: what was not used while steps ran may follow at once, up to [`BURST`].
     fn pace(&mut self, bytes: usize) {
         if let Some(rate) = self.copy_rate {
             let seconds = (bytes as f64 / rate.per_second().max(1.0)).min(60.0);
-            self.next_bulk = clock::now() + Duration::from_secs_f64(seconds);
+            let earliest = clock::now().checked_sub(BURST).unwrap_or(self.next_bulk);
+            self.next_bulk = self.next_bulk.max(earliest) + Duration::from_secs_f64(seconds);
         }
     }
 

@@ -22,7 +22,7 @@ use super::kv_line::{self, KvLine};
 use super::preparing::{Account, Loaded, Preparation};
 use super::runtime::StepResult;
 use super::switchboard::Switchboard;
-use crate::clock;
+use crate::clock::{self, Deadline};
 use crate::speed::{Pacer, SegmentTimes, Speed, TimesByKind};
 use crate::step::StepDescriptor;
 use crate::wire::message::{FromWorker, Prepare, StepOrder, StepOutput, StepTimes, WorkerTimes};
@@ -30,6 +30,8 @@ use crate::wire::{Connection, Kind, LaneFrame, LaneHeader, WireError};
 
 /// Steps whose times are kept one by one.
 const LATEST_STEPS: usize = 16 << 10;
+/// The share of a step's time that copying may add to it while more steps wait.
+const GAP_SHARE: f64 = 0.1;
 
 /// What reaches the thread that computes.
 pub(super) enum Command {
@@ -128,6 +130,8 @@ pub(super) struct StepLoop {
     pacer: Pacer,
     times: WorkerTimes,
     latest: VecDeque<StepTimes>,
+    /// How long the last step took here, without waiting for the stage before.
+    last_step: Duration,
 }
 
 impl StepLoop {
@@ -156,6 +160,7 @@ impl StepLoop {
             pacer: Pacer::new(Speed::FULL),
             times: WorkerTimes::default(),
             latest: VecDeque::new(),
+            last_step: Duration::ZERO,
         }
     }
 
@@ -311,9 +316,17 @@ impl StepLoop {
         };
         self.orders.insert(StepKey::of(header.step, header.stamp), order);
         self.feed(RankEvent::Step(header))?;
-        // One chunk in the gap after a step; where nothing waits there will be more.
-        if self.work() == Work::Now {
+        self.copy_in_gap()
+    }
+
+    /// Copies in the gap after a step: a chunk, and more as long as they take a small share of the step's time.
+    fn copy_in_gap(&mut self) -> Result<(), WireError> {
+        let budget = Deadline::after(self.last_step.mul_f64(GAP_SHARE));
+        while self.work() == Work::Now {
             self.copy_chunk()?;
+            if budget.remaining().is_none() {
+                break;
+            }
         }
         Ok(())
     }
@@ -608,7 +621,8 @@ impl StepLoop {
         if self.latest.len() == LATEST_STEPS {
             self.latest.pop_front();
         }
-        let wall_s = took.saturating_sub(upstream).as_secs_f64();
+        self.last_step = took.saturating_sub(upstream);
+        let wall_s = self.last_step.as_secs_f64();
         self.latest.push_back(StepTimes {
             step,
             wall_s,
