@@ -46,7 +46,8 @@ pub(crate) struct QuickReport {
 }
 
 /// What this build says about the step that it does not take.
-const NO_MIGRATION: &str = "left out: this build plans migrations but does not run them";
+const NO_MIGRATION: &str =
+    "not part of this run: `infercluster bench migrate` changes layouts under load and measures the pause";
 
 impl QuickReport {
     pub(super) fn new(

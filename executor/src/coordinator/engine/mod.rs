@@ -529,7 +529,10 @@ impl Engine {
         if replica.failure().is_some() {
             return;
         }
-        tracing::error!("{id} answers no more: {error}");
+        match error {
+            RequestError::Stopped => tracing::debug!("{id} stops"),
+            _ => tracing::error!("{id} answers no more: {error}"),
+        }
         let ended = replica.fail(error);
         self.router.set_available(id, false);
         self.suspicions.retain(|suspicion| suspicion.replica != id);
