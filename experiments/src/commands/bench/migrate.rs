@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use infercluster_executor::bench::{self, MigrationBench, MigrationBenchOutcome, MigrationFloors};
 use infercluster_executor::checkpoint::make;
 use infercluster_executor::coordinator::CoordinatorOptions;
@@ -15,18 +15,6 @@ use crate::Outcome;
 use crate::running;
 use crate::screen::{Columns, Screen};
 
-/// Measures this build on this machine.
-#[derive(Debug, Args)]
-pub(crate) struct BenchCommand {
-    #[command(subcommand)]
-    action: Action,
-}
-
-#[derive(Debug, Subcommand)]
-enum Action {
-    Migrate(Migrate),
-}
-
 /// Changes the layout of a service under load, back and forth at random moments, and compares every answer with
 /// the undisturbed one.
 ///
@@ -35,7 +23,7 @@ enum Action {
 /// than 20 steps or no round of KV copying.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: infercluster bench migrate --cut tensor --rounds 20")]
-struct Migrate {
+pub(super) struct MigrateBench {
     /// What is cut differently.
     #[arg(long, value_enum, default_value_t = Cut::Tensor)]
     cut: Cut,
@@ -63,13 +51,7 @@ enum Cut {
 }
 
 /// Runs the command.
-pub(crate) fn run(command: &BenchCommand, screen: &Screen) -> anyhow::Result<Outcome> {
-    match &command.action {
-        Action::Migrate(arguments) => migrate(arguments, screen),
-    }
-}
-
-fn migrate(arguments: &Migrate, screen: &Screen) -> anyhow::Result<Outcome> {
+pub(super) fn run(arguments: &MigrateBench, screen: &Screen) -> anyhow::Result<Outcome> {
     let model = model();
     let (from, to) = layouts(arguments.cut, &model)?;
     screen.say(format!("making a model in {}", arguments.model_dir.display()));

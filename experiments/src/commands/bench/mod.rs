@@ -1,0 +1,28 @@
+//! `bench`: what this build does on this machine, one file a measurement.
+
+mod migrate;
+
+use clap::{Args, Subcommand};
+
+use self::migrate::MigrateBench;
+use crate::Outcome;
+use crate::screen::Screen;
+
+/// Measures this build on this machine.
+#[derive(Debug, Args)]
+pub(crate) struct BenchCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Migrate(MigrateBench),
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &BenchCommand, screen: &Screen) -> anyhow::Result<Outcome> {
+    match &command.action {
+        Action::Migrate(arguments) => migrate::run(arguments, screen),
+    }
+}
