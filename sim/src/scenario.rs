@@ -5,7 +5,7 @@ use infercluster_spec::layout::ReplicaRole;
 use infercluster_spec::report::{RequestRecord, Slo};
 use infercluster_spec::validate::LayoutViolations;
 use infercluster_spec::{
-    Bytes, Cluster, EngineOptions, Layout, Model, ReplicaId, Report, RequestId, StageId, Trace,
+    Bytes, Cluster, EngineOptions, Layout, Model, ReplicaId, Report, RequestId, SimDuration, StageId, Trace,
 };
 
 use crate::cost::{CostError, CostModel};
@@ -67,11 +67,32 @@ impl<'a> Scenario<'a> {
 pub enum Load {
     /// At the arrivals that the trace states.
     Open,
-    /// Each client sends the next request of the trace when its last one ended; stated arrivals are ignored.
+    /// Each client sends the next request of the trace after its last one ended; stated arrivals are ignored.
     Closed {
         /// How many clients there are, at least 1.
         clients: u32,
+        /// From the last token of an answer to the arrival of the client's next request. A service begins its
+        /// next step before it hands tokens out, so that a request that follows a token never enters the step
+        /// that follows it; zero would let it in.
+        turnaround: SimDuration,
+        /// Send for so long, in a trace that should not end before; `None` sends all of it.
+        duration: Option<SimDuration>,
     },
+}
+
+/// What a client of the same machine takes to hear the end of an answer and to send its next request: longer
+/// than it takes to begin a step, far shorter than a step.
+pub const DEFAULT_TURNAROUND: SimDuration = SimDuration(1_000_000_000);
+
+impl Load {
+    /// So many clients with the turnaround of a client nearby, until the trace ends.
+    pub fn closed(clients: u32) -> Self {
+        Self::Closed {
+            clients,
+            turnaround: DEFAULT_TURNAROUND,
+            duration: None,
+        }
+    }
 }
 
 /// What a run gave.

@@ -180,9 +180,7 @@ fn trial<'a>(arguments: &Plan, trace: &'a Trace) -> Trial<'a> {
     let load = if has_arrivals && !arguments.closed {
         Load::Open
     } else {
-        Load::Closed {
-            clients: arguments.sequences,
-        }
+        Load::closed(arguments.sequences)
     };
     Trial { trace, load }
 }

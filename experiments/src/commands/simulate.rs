@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use infercluster_serving::RouterPolicy;
 use infercluster_sim::cost::AnalyticCost;
 use infercluster_sim::engine::simulate;
-use infercluster_sim::scenario::{Load, Scenario};
-use infercluster_spec::{Bytes, Calibration, EngineOptions, Layout};
+use infercluster_sim::scenario::{DEFAULT_TURNAROUND, Load, Scenario};
+use infercluster_spec::{Bytes, Calibration, EngineOptions, Layout, SimDuration};
 use infercluster_traces::read::require_arrivals;
 
 use crate::Outcome;
@@ -43,6 +43,12 @@ pub(crate) struct Simulate {
     /// Closed loop of so many clients instead of the trace's arrival times.
     #[arg(long)]
     clients: Option<u32>,
+    /// In a closed loop, from the end of an answer to the client's next request.
+    #[arg(long, default_value_t = DEFAULT_TURNAROUND, requires = "clients")]
+    turnaround: SimDuration,
+    /// In a closed loop, send for so long.
+    #[arg(long, requires = "clients")]
+    duration: Option<SimDuration>,
     /// Latency limits, such as ttft=2s,itl=100ms.
     #[arg(long)]
     slo: Option<SloFlag>,
@@ -100,7 +106,13 @@ pub(crate) fn run(arguments: &Simulate, screen: &Screen) -> anyhow::Result<Outco
     let cost = AnalyticCost::new(&cluster, &calibration)?;
     let mut scenario = Scenario::new(&cluster, &model, &layout, &cost, &trace);
     match arguments.clients {
-        Some(clients) => scenario.load = Load::Closed { clients },
+        Some(clients) => {
+            scenario.load = Load::Closed {
+                clients,
+                turnaround: arguments.turnaround,
+                duration: arguments.duration,
+            }
+        }
         None => require_arrivals(&trace)?,
     }
     let default = EngineOptions::default();

@@ -82,9 +82,7 @@ pub(crate) fn run(settings: &Settings, screen: &Screen) -> anyhow::Result<QuickR
     let trace = synthetic("judged", settings.requests)?;
     let trial = Trial {
         trace: &trace,
-        load: Load::Closed {
-            clients: JUDGED_CONCURRENCY,
-        },
+        load: Load::closed(JUDGED_CONCURRENCY),
     };
     let planned = bench.plan(&calibration, Some(trial))?;
     let even = even_of(&planned)?;

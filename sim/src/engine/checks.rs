@@ -4,11 +4,12 @@ use infercluster_spec::{ReplicaId, memory};
 
 use super::replica::ReplicaState;
 use super::requests::Requests;
-use crate::scenario::Scenario;
+use crate::scenario::{Load, Scenario};
 
-/// Requests, tokens and blocks are conserved; no device ever held more than its memory.
-pub(super) fn verify_end(scenario: &Scenario, replicas: &[ReplicaState], requests: &Requests) {
-    verify_requests(scenario, requests);
+/// Requests, tokens and blocks are conserved; no device ever held more than its memory. `taken` requests of the
+/// trace had their turn.
+pub(super) fn verify_end(scenario: &Scenario, replicas: &[ReplicaState], requests: &Requests, taken: usize) {
+    verify_requests(scenario, requests, taken);
     for (index, replica) in replicas.iter().enumerate() {
         let id = ReplicaId(index as u32);
         replica.verify();
@@ -24,8 +25,8 @@ pub(super) fn verify_end(scenario: &Scenario, replicas: &[ReplicaState], request
     }
 }
 
-/// Every request of the trace was completed with all its tokens, or skipped.
-fn verify_requests(scenario: &Scenario, requests: &Requests) {
+/// Every request that had its turn was completed with all its tokens, or skipped; all had, unless time was over.
+fn verify_requests(scenario: &Scenario, requests: &Requests, taken: usize) {
     let mut sent = 0;
     for (request, record) in scenario.trace.requests.iter().zip(requests.by_position()) {
         let Some(record) = record else { continue };
@@ -38,11 +39,22 @@ fn verify_requests(scenario: &Scenario, requests: &Requests) {
             request.output
         );
     }
-    let total = scenario.trace.requests.len() as u64;
+    let total = scenario.trace.requests.len();
+    let is_limited = matches!(
+        scenario.load,
+        Load::Closed {
+            duration: Some(_),
+            ..
+        }
+    );
+    assert!(
+        taken == total || is_limited,
+        "{taken} of {total} requests had their turn"
+    );
     assert_eq!(
         sent + requests.skipped(),
-        total,
-        "requests sent and skipped make the trace"
+        taken as u64,
+        "requests sent and skipped are those that had their turn"
     );
 }
 

@@ -37,7 +37,7 @@ pub fn simulate(scenario: &Scenario) -> Result<SimulationOutcome, SimError> {
     while let Some(event) = engine.queue.pop() {
         engine.handle(event)?;
     }
-    checks::verify_end(scenario, &engine.replicas, &engine.requests);
+    checks::verify_end(scenario, &engine.replicas, &engine.requests, engine.next);
     outcome::outcome(scenario, &engine.replicas, engine.requests)
 }
 
@@ -73,20 +73,27 @@ impl<'a> Engine<'a> {
     /// Schedules the first arrivals: the first of an open loop, one a client of a closed one.
     fn start(&mut self) -> Result<(), SimError> {
         match self.scenario.load {
-            Load::Open => self.send_next(),
-            Load::Closed { clients: 0 } => Err(SimError::NoClients),
-            Load::Closed { clients } => (0..clients).try_for_each(|_| self.send_next()),
+            Load::Open => self.send_next(SimDuration::ZERO),
+            Load::Closed { clients: 0, .. } => Err(SimError::NoClients),
+            Load::Closed { clients, .. } => (0..clients).try_for_each(|_| self.send_next(SimDuration::ZERO)),
         }
     }
 
-    /// Schedules the next request of the trace, where there is one.
-    fn send_next(&mut self) -> Result<(), SimError> {
+    /// Schedules the next request of the trace, where there is one: at its arrival, or in a closed loop so long
+    /// from now.
+    fn send_next(&mut self, wait: SimDuration) -> Result<(), SimError> {
         let position = self.next;
         let Some(request) = self.scenario.trace.requests.get(position) else {
             return Ok(());
         };
         let at = match self.scenario.load {
-            Load::Closed { .. } => self.queue.now(),
+            Load::Closed { duration, .. } => {
+                let at = after(self.queue.now(), wait)?;
+                if duration.is_some_and(|duration| at.since(SimTime::ZERO) >= duration) {
+                    return Ok(());
+                }
+                at
+            }
             Load::Open => request
                 .arrival
                 .ok_or(SimError::NoArrival { request: request.id })?,
@@ -127,7 +134,7 @@ impl<'a> Engine<'a> {
             None => {
                 self.requests.skip();
                 // A client goes on to its next request at once.
-                return self.send_next();
+                return self.send_next(SimDuration::ZERO);
             }
             Some((new, replica)) => {
                 self.requests.send(position, request, self.queue.now(), replica);
@@ -137,7 +144,7 @@ impl<'a> Engine<'a> {
             }
         }
         match self.scenario.load {
-            Load::Open => self.send_next(),
+            Load::Open => self.send_next(SimDuration::ZERO),
             Load::Closed { .. } => Ok(()),
         }
     }
@@ -186,8 +193,8 @@ impl<'a> Engine<'a> {
                 for finished in outcome.finished {
                     self.router.finished(replica);
                     self.requests.finish(finished);
-                    if matches!(self.scenario.load, Load::Closed { .. }) {
-                        self.send_next()?;
+                    if let Load::Closed { turnaround, .. } = self.scenario.load {
+                        self.send_next(turnaround)?;
                     }
                 }
                 self.plan_soon(replica);

@@ -8,7 +8,7 @@ use infercluster_spec::layout::{
 use infercluster_spec::model::{Family, Model, Rope};
 use infercluster_spec::{
     Bytes, BytesPerSec, Cluster, Dtype, EngineOptions, Fraction, GpuId, IndexRange, NodeId, Operator,
-    Request, RequestId, SegmentKind, SimTime, Tokens, Trace, json,
+    Request, RequestId, SegmentKind, SimDuration, SimTime, Tokens, Trace, json,
 };
 use proptest::prelude::*;
 
@@ -272,17 +272,30 @@ fn a_dry_pool_preempts_the_latest() {
 
 #[test]
 fn clients_of_a_closed_loop_wait_for_their_answers() {
-    // Two clients, three requests: A (4 ms + 1) and B share steps of 6 and 1 ms; B ends with the first
-    // step, so C is sent at 6 ms and prefills 3 tokens beside A's decode: 1 + 3 ms.
+    // Two clients, three requests: A (4 ms, then 1 a token) and B share the first step of 6 ms. B ends with it.
     let mut setup = Setup::new(1, 1, &[(0, 4, 2), (0, 2, 1), (0, 3, 1)]);
     for request in &mut setup.trace.requests {
         request.arrival = None;
     }
-    let outcome = setup
-        .run(|scenario| scenario.load = Load::Closed { clients: 2 })
-        .unwrap();
+    let run = |turnaround: u64, duration| {
+        let load = Load::Closed {
+            clients: 2,
+            turnaround: SimDuration(turnaround * 500_000_000),
+            duration,
+        };
+        setup.run(|scenario| scenario.load = load).unwrap()
+    };
+    // A client that takes no time sends C at 6 ms, beside A's last token: 1 + 3 ms.
+    let outcome = run(0, None);
     assert_eq!(token_times(&outcome), [vec![12, 20], vec![12], vec![20]]);
     assert_eq!(outcome.requests[2].arrival, at(12));
+    // One that takes half a millisecond misses A's step from 6 to 7 ms: C runs alone from 7 to 10 ms.
+    let outcome = run(1, None);
+    assert_eq!(token_times(&outcome), [vec![12, 14], vec![12], vec![20]]);
+    assert_eq!(outcome.requests[2].arrival, at(13));
+    // Nobody sends when the time is over: C would come at 6.5 ms.
+    assert_eq!(run(1, Some(SimDuration(6_500_000_000))).requests.len(), 2);
+    assert_eq!(run(1, Some(SimDuration(6_500_000_001))).requests.len(), 3);
     assert_eq!(
         setup.run(|_| ()),
         Err(SimError::NoArrival {
@@ -303,7 +316,7 @@ fn requests_that_fit_nowhere_are_skipped() {
     assert_eq!((outcome.report.completed, outcome.report.skipped), (1, 4));
     assert_eq!(outcome.requests[0].id, RequestId(2));
     // A closed loop goes on behind them.
-    let load = Load::Closed { clients: 1 };
+    let load = Load::closed(1);
     let closed = setup.run(|scenario| (scenario.load, scenario.kv_blocks_limit) = (load, Some(3)));
     assert_eq!(closed.unwrap().report.completed, 1);
 }
@@ -332,7 +345,7 @@ fn what_cannot_be_simulated_says_why() {
             request: RequestId(1)
         })
     );
-    let nobody = setup.run(|scenario| scenario.load = Load::Closed { clients: 0 });
+    let nobody = setup.run(|scenario| scenario.load = Load::closed(0));
     assert_eq!(nobody, Err(SimError::NoClients));
     let budget = setup.run(|scenario| scenario.options.token_budget = 0);
     assert!(matches!(budget, Err(SimError::Options(_))));
@@ -381,7 +394,7 @@ proptest! {
                 scenario.kv_blocks_limit = Some(blocks);
                 scenario.options = EngineOptions { token_budget, max_sequences, max_context: None };
                 if let Some(clients) = clients {
-                    scenario.load = Load::Closed { clients };
+                    scenario.load = Load::closed(clients);
                 }
             })
         };
