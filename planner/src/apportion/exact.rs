@@ -8,14 +8,15 @@ use super::Feasible;
 use super::oracle::Room;
 
 /// States times choices of one rank, up to which the program runs.
-pub(super) const STATE_LIMIT: u128 = 4_000_000;
+pub(super) const STATE_LIMIT: u64 = 4_000_000;
 
-/// Whether the program is small enough to run.
-pub(super) fn fits(room: &Room) -> bool {
+/// Elementary steps of the program; `None` where it is too large to run.
+pub(super) fn steps(room: &Room) -> Option<u64> {
     let states = sizes(room)
         .iter()
-        .fold(1_u128, |states, size| states.saturating_mul(*size as u128));
-    states.saturating_mul(states) <= STATE_LIMIT
+        .fold(1_u64, |states, size| states.saturating_mul(*size as u64));
+    let steps = states.saturating_mul(states);
+    (steps <= STATE_LIMIT).then(|| steps.saturating_mul(room.problem.memory.len() as u64) / 4)
 }
 
 /// One way into a state.

@@ -1,12 +1,20 @@
 //! Whether some shares keep within limits on time and memory.
 
+use std::cell::Cell;
+
 use infercluster_spec::layout::kv_heads_of;
 use infercluster_spec::{Bytes, IndexRange};
 
-use super::{Feasible, GroupProblem, Limits, Shortage, exact};
+use super::{Feasible, GroupProblem, HeadShare, Shortage, exact};
+
+/// Limits by kind, heads first, and segment.
+#[derive(Debug, Clone)]
+pub(super) struct Limits(pub(super) Vec<Vec<u64>>);
 
 pub(super) struct Oracle<'a> {
     pub(super) problem: &'a GroupProblem,
+    /// Elementary steps that answers took so far.
+    pub(super) work: &'a Cell<u64>,
     /// Whether every "no" so far was proven.
     pub(super) all_proven: bool,
 }
@@ -27,17 +35,20 @@ struct HeadPath {
 }
 
 impl<'a> Oracle<'a> {
-    pub(super) fn new(problem: &'a GroupProblem) -> Self {
+    pub(super) fn new(problem: &'a GroupProblem, work: &'a Cell<u64>) -> Self {
         Self {
             problem,
+            work,
             all_proven: true,
         }
     }
 
     /// Shares within the limits; `None` where there are none, or, with `all_proven` cleared, none were found.
     pub(super) fn ask(&mut self, limits: &Limits) -> Option<Feasible> {
+        self.charge(1);
         let room = Room::new(self.problem, limits)?;
         let path = room.head_path()?;
+        self.charge(room.steps());
         if path.capacity < room.counted_bytes() {
             return None;
         }
@@ -48,7 +59,8 @@ impl<'a> Oracle<'a> {
         if let Some(counts) = greedy {
             return Some(Feasible { heads, counts });
         }
-        if exact::fits(&room) {
+        if let Some(steps) = exact::steps(&room) {
+            self.charge(steps);
             return exact::solve(&room);
         }
         self.all_proven = false;
@@ -58,9 +70,11 @@ impl<'a> Oracle<'a> {
     /// Whether there are shares within the limits, with the doubt of [`Self::ask`]. Where every rank has
     /// memory for all that time allows it, nothing has to be placed to know.
     pub(super) fn is_feasible(&mut self, limits: &Limits) -> bool {
+        self.charge(1);
         let Some(room) = Room::new(self.problem, limits) else {
             return false;
         };
+        self.charge(room.steps());
         let Some(path) = room.head_path() else {
             return false;
         };
@@ -78,6 +92,10 @@ impl<'a> Oracle<'a> {
             room.head_path()
                 .is_none_or(|path| path.capacity < room.counted_bytes())
         })
+    }
+
+    fn charge(&self, steps: u64) {
+        self.work.set(self.work.get().saturating_add(steps));
     }
 
     pub(super) fn shortage(&self, limits: &Limits) -> Shortage {
@@ -112,7 +130,7 @@ impl<'a> Room<'a> {
     fn new(problem: &'a GroupProblem, limits: &'a Limits) -> Option<Self> {
         let ranks = problem.memory.len();
         let mut caps = Vec::with_capacity(problem.counts.len());
-        for (share, limits) in problem.counts.iter().zip(&limits.counts) {
+        for (share, limits) in problem.counts.iter().zip(&limits.0[1..]) {
             let segments = || share.segments.iter().zip(limits);
             let most = |rank| {
                 segments().try_fold(share.units, |most, (times, limit)| {
@@ -127,7 +145,7 @@ impl<'a> Room<'a> {
         }
         Some(Self {
             problem,
-            head_limits: &limits.heads,
+            head_limits: &limits.0[0],
             caps,
         })
     }
@@ -135,9 +153,7 @@ impl<'a> Room<'a> {
     /// Memory left beside a range of heads; `None` where the range breaks a limit.
     pub(super) fn beside(&self, rank: usize, range: IndexRange) -> Option<u64> {
         let heads = &self.problem.heads;
-        let kv = kv_heads_of(range, heads.group_size).len();
-        let mut segments = heads.segments.iter().zip(self.head_limits);
-        if segments.any(|(times, limit)| times.of(rank, range.len(), kv) > *limit) {
+        if !heads.keeps_within(rank, range, self.head_limits) {
             return None;
         }
         match self.problem.memory[rank] {
@@ -209,8 +225,20 @@ impl<'a> Room<'a> {
     }
 
     pub(super) fn range(&self, start: usize, end: usize) -> IndexRange {
-        let unit = self.problem.heads.unit;
-        IndexRange::new(start as u32 * unit, end as u32 * unit).expect("ranges go up")
+        self.problem.heads.range(start, end)
+    }
+
+    /// Elementary steps of the fluid test and the greedy.
+    fn steps(&self) -> u64 {
+        let heads = &self.problem.heads;
+        let head_units = u64::from(heads.query_heads / heads.unit);
+        let counted: u64 = self
+            .problem
+            .counts
+            .iter()
+            .map(|share| u64::from(share.units))
+            .sum();
+        self.problem.memory.len() as u64 * (head_units * head_units / 2 + counted)
     }
 
     /// Bytes of a rank that holds as many counted units as time allows.
@@ -263,5 +291,11 @@ impl<'a> Room<'a> {
             }
         }
         Some(counts)
+    }
+}
+
+impl HeadShare {
+    pub(super) fn range(&self, start: usize, end: usize) -> IndexRange {
+        IndexRange::new(start as u32 * self.unit, end as u32 * self.unit).expect("ranges go up")
     }
 }

@@ -194,14 +194,24 @@ fn best_stage(
     } else {
         vec![Vec::new()]
     };
+    let rows = match problem.reduction {
+        Reduction::Invariant => all_ranges(model.hidden, stage::row_units(model.hidden).0, gpus.len(), 0),
+        Reduction::Fast => vec![Vec::new()],
+    };
+    // What goes with the heads and columns: every cut of rows with every cut of the vocabulary.
+    let beside: Vec<(&Vec<IndexRange>, &Vec<IndexRange>)> = rows
+        .iter()
+        .flat_map(|rows| vocabs.iter().map(move |vocab| (rows, vocab)))
+        .collect();
     let mut best: Option<(f64, f64)> = None;
     for heads in all_ranges(model.query_heads, head_unit, gpus.len(), 0) {
         for columns in all_ranges(model.ffn, problem.quantum, gpus.len(), 0) {
-            for vocab in &vocabs {
+            for (rows, vocab) in &beside {
                 let shards = &mut layout.replicas[0].stages[position].layer_groups[0].shards;
                 for (rank, shard) in shards.iter_mut().enumerate() {
                     shard.query_heads = heads[rank];
                     shard.mlp_columns = columns[rank];
+                    shard.output_rows = rows.get(rank).copied();
                     shard.vocab = vocab.get(rank).copied();
                 }
                 let id = infercluster_spec::StageId(position as u32);
@@ -343,6 +353,67 @@ fn a_slow_rank_gets_less_by_hand() {
         BindingConstraint::MemoryBandwidth,
         "{explanation}"
     );
+}
+
+/// Rows that are few, so that they can be enumerated, and long, so that they matter.
+fn long_rows(layers: u32, query_heads: u32, kv_heads: u32, units: u32, rows: u32) -> Model {
+    Model {
+        hidden: rows,
+        head_dim: 2048,
+        vocab: 2,
+        ..model(layers, query_heads, kv_heads, units * 4096)
+    }
+}
+
+#[test]
+fn invariant_plans_equal_enumeration() {
+    let two = cluster(&[(1.0, ROOMY), (0.4, ROOMY)]);
+    let cost = AnalyticCost::new(&two, &Calibration::default()).unwrap();
+    let model = long_rows(3, 4, 2, 5, 9);
+    for objective in [Objective::Throughput, Objective::Latency] {
+        for stages in [None, Some(1)] {
+            let plan = check(&PlanProblem {
+                objective,
+                stages,
+                reduction: Reduction::Invariant,
+                quantum: 4096,
+                ..problem(&cost, &model, &two)
+            })
+            .unwrap();
+            assert!(stages.is_none() || plan.gain_over_even().unwrap() > 1.1);
+        }
+    }
+    let three = cluster(&[(1.0, ROOMY), (0.5, ROOMY), (0.3, ROOMY)]);
+    let cost = AnalyticCost::new(&three, &Calibration::default()).unwrap();
+    check(&PlanProblem {
+        reduction: Reduction::Invariant,
+        quantum: 4096,
+        ..problem(&cost, &long_rows(2, 3, 3, 3, 4), &three)
+    })
+    .unwrap();
+}
+
+#[test]
+fn invariant_plans_within_memory_equal_enumeration() {
+    let model = long_rows(3, 4, 2, 4, 5);
+    let whole = model.weight_bytes().0;
+    let mut seen = [0, 0];
+    for share in [2, 3, 4, 5, 6, 8] {
+        let cluster = cluster(&[(1.0, whole * share / 10), (0.4, whole * 8 / 10)]);
+        let cost = AnalyticCost::new(&cluster, &Calibration::default()).unwrap();
+        let plan = check(&PlanProblem {
+            reduction: Reduction::Invariant,
+            quantum: 4096,
+            workload: Workload::decode(1, 16),
+            kv: KvCache {
+                block_size: 16,
+                dtype: Dtype::F16,
+            },
+            ..problem(&cost, &model, &cluster)
+        });
+        seen[usize::from(plan.is_some())] += 1;
+    }
+    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
 }
 
 #[test]
