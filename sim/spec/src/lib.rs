@@ -24,6 +24,7 @@ pub mod model;
 pub mod operator;
 pub mod range;
 pub mod report;
+pub mod spans;
 pub mod stats;
 pub mod trace;
 pub mod units;

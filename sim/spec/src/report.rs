@@ -30,6 +30,61 @@ pub struct RequestRecord {
     pub completed: bool,
 }
 
+impl RequestRecord {
+    /// Spans between its tokens.
+    pub fn gaps(&self) -> impl Iterator<Item = SimDuration> {
+        self.token_times.windows(2).map(|pair| pair[1].since(pair[0]))
+    }
+
+    /// What is left of it without each single token.
+    pub fn summary(&self) -> RequestSummary {
+        RequestSummary {
+            id: self.id,
+            arrival: self.arrival,
+            input: self.input,
+            output: Tokens(self.token_times.len() as u64),
+            first_token: self.token_times.first().copied(),
+            last_token: self.token_times.last().copied(),
+            longest_gap: self.gaps().max().unwrap_or_default(),
+            preemptions: self.preemptions,
+            completed: self.completed,
+        }
+    }
+}
+
+/// What happened to one request, without each single token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestSummary {
+    /// Which request.
+    pub id: RequestId,
+    /// When it arrived.
+    pub arrival: SimTime,
+    /// Prompt tokens.
+    pub input: Tokens,
+    /// Tokens that are out.
+    pub output: Tokens,
+    /// When the first was out; `None` where it never got one.
+    pub first_token: Option<SimTime>,
+    /// When the last was out.
+    pub last_token: Option<SimTime>,
+    /// Longest span between two of them; zero where there are fewer.
+    pub longest_gap: SimDuration,
+    /// How often it was preempted.
+    pub preemptions: u32,
+    /// Whether it got all its tokens.
+    pub completed: bool,
+}
+
+impl RequestSummary {
+    /// Mean gap, to the picosecond; `None` where there is no gap.
+    pub fn tpot(&self) -> Option<SimDuration> {
+        let gaps = self.output.0.checked_sub(1).filter(|gaps| *gaps > 0)?;
+        let span = self.last_token?.since(self.first_token?).0;
+        let rest = span % gaps;
+        Some(SimDuration(span / gaps + u64::from(rest >= gaps - rest)))
+    }
+}
+
 /// Latency limits; a request meets them when each that is set holds for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Slo {
@@ -106,29 +161,43 @@ impl Report {
     ///
     /// Only completed requests enter latencies; tokens of failed ones do not count as throughput.
     pub fn from_records(records: &[RequestRecord], slo: Option<Slo>) -> Self {
-        let done: Vec<&RequestRecord> = records.iter().filter(|record| record.completed).collect();
-        let (mut ttft, mut itl, mut tpot, mut e2e) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut met = 0_u64;
-        for record in &done {
-            let Some(latency) = Latency::of(record) else {
+        let done = records.iter().filter(|record| record.completed);
+        let mut gaps: Vec<SimDuration> = done.flat_map(RequestRecord::gaps).collect();
+        let itl_s = Summary::of_spans(&mut gaps);
+        Self::from_summaries(records.iter().map(RequestRecord::summary), itl_s, slo)
+    }
+
+    /// The same from requests without each of their tokens; `itl_s` summarises the gaps of completed ones.
+    pub fn from_summaries(
+        requests: impl Iterator<Item = RequestSummary>,
+        itl_s: Summary,
+        slo: Option<Slo>,
+    ) -> Self {
+        let (mut ttft, mut tpot, mut e2e) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut count, mut completed, mut preemptions, mut met) = (0, 0, 0, 0);
+        let (mut input, mut output) = (0, 0);
+        let mut window: Option<(SimTime, SimTime)> = None;
+        for request in requests {
+            count += 1;
+            preemptions += u64::from(request.preemptions);
+            if !request.completed {
+                continue;
+            }
+            completed += 1;
+            input += request.input.0;
+            output += request.output.0;
+            let Some(latency) = Latency::of(&request) else {
                 continue;
             };
             met += u64::from(slo.is_some_and(|slo| latency.meets(slo)));
-            ttft.push(seconds(latency.ttft));
-            e2e.push(seconds(latency.e2e));
+            ttft.push(latency.ttft);
+            e2e.push(latency.e2e);
             tpot.extend(latency.tpot);
-            itl.extend(
-                record
-                    .token_times
-                    .windows(2)
-                    .map(|pair| seconds(pair[1].since(pair[0]))),
-            );
+            let last = request.arrival + latency.e2e;
+            let (from, to) = window.unwrap_or((request.arrival, last));
+            window = Some((from.min(request.arrival), to.max(last)));
         }
-        let first = done.iter().map(|record| record.arrival).min();
-        let last = done.iter().filter_map(|record| record.token_times.last()).max();
-        let duration_s = first
-            .zip(last)
-            .map_or(0.0, |(first, last)| seconds(last.since(first)));
+        let duration_s = window.map_or(0.0, |(first, last)| seconds(last.since(first)));
         let rate = |count: u64| {
             if duration_s > 0.0 {
                 count as f64 / duration_s
@@ -136,21 +205,18 @@ impl Report {
                 0.0
             }
         };
-        let output: u64 = done.iter().map(|record| record.token_times.len() as u64).sum();
-        let input: u64 = done.iter().map(|record| record.input.0).sum();
-        let completed = done.len() as u64;
         Self {
             completed,
-            failed: records.len() as u64 - completed,
-            preemptions: records.iter().map(|record| u64::from(record.preemptions)).sum(),
+            failed: count - completed,
+            preemptions,
             duration_s,
             requests_per_s: rate(completed),
             output_tokens_per_s: rate(output),
             total_tokens_per_s: rate(input + output),
-            ttft_s: Summary::of(ttft),
-            itl_s: Summary::of(itl),
-            tpot_s: Summary::of(tpot),
-            e2e_s: Summary::of(e2e),
+            ttft_s: Summary::of_spans(&mut ttft),
+            itl_s,
+            tpot_s: Summary::of_spans(&mut tpot),
+            e2e_s: Summary::of_spans(&mut e2e),
             goodput_per_s: slo.map(|_| rate(met)),
             slo_attainment: slo.map(|_| {
                 if completed == 0 {
@@ -168,33 +234,27 @@ impl Report {
 struct Latency {
     ttft: SimDuration,
     e2e: SimDuration,
-    tpot: Option<f64>,
-    itl_max: SimDuration,
+    tpot: Option<SimDuration>,
+    longest_gap: SimDuration,
 }
 
 impl Latency {
-    fn of(record: &RequestRecord) -> Option<Self> {
-        let (first, last) = (*record.token_times.first()?, *record.token_times.last()?);
-        let gaps = record.token_times.len() - 1;
-        let longest = record
-            .token_times
-            .windows(2)
-            .map(|pair| pair[1].since(pair[0]))
-            .max();
+    fn of(request: &RequestSummary) -> Option<Self> {
+        let (first, last) = (request.first_token?, request.last_token?);
         Some(Self {
-            ttft: first.since(record.arrival),
-            e2e: last.since(record.arrival),
-            tpot: (gaps > 0).then(|| last.since(first).as_seconds() / gaps as f64),
-            itl_max: longest.unwrap_or_default(),
+            ttft: first.since(request.arrival),
+            e2e: last.since(request.arrival),
+            tpot: request.tpot(),
+            longest_gap: request.longest_gap,
         })
     }
 
     fn meets(&self, slo: Slo) -> bool {
         slo.ttft.is_none_or(|limit| self.ttft <= limit)
-            && slo.itl.is_none_or(|limit| self.itl_max <= limit)
+            && slo.itl.is_none_or(|limit| self.longest_gap <= limit)
             && slo
                 .tpot
-                .is_none_or(|limit| self.tpot.is_none_or(|tpot| tpot <= limit.as_seconds()))
+                .is_none_or(|limit| self.tpot.is_none_or(|tpot| tpot <= limit))
             && slo.e2e.is_none_or(|limit| self.e2e <= limit)
     }
 }
