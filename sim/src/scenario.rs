@@ -5,7 +5,8 @@ use infercluster_spec::layout::ReplicaRole;
 use infercluster_spec::report::{RequestRecord, Slo};
 use infercluster_spec::validate::LayoutViolations;
 use infercluster_spec::{
-    Bytes, Cluster, EngineOptions, Layout, Model, ReplicaId, Report, RequestId, SimDuration, StageId, Trace,
+    BatchShape, Bytes, Cluster, EngineOptions, Layout, Model, ReplicaId, Report, RequestId, SimDuration,
+    StageId, Trace,
 };
 
 use crate::cost::{CostError, CostModel};
@@ -19,8 +20,10 @@ pub struct Scenario<'a> {
     pub model: &'a Model,
     /// What runs where.
     pub layout: &'a Layout,
-    /// What a step costs.
+    /// What a step costs, and what devices count.
     pub cost: &'a dyn CostModel,
+    /// Where step times come from.
+    pub steps: StepTimes,
     /// The requests.
     pub trace: &'a Trace,
     /// When they are sent.
@@ -51,6 +54,7 @@ impl<'a> Scenario<'a> {
             model,
             layout,
             cost,
+            steps: StepTimes::default(),
             trace,
             load: Load::Open,
             options: EngineOptions::default(),
@@ -59,6 +63,38 @@ impl<'a> Scenario<'a> {
             kv_blocks_limit: None,
             slo: None,
         }
+    }
+}
+
+/// Where step times come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StepTimes {
+    /// The cost model.
+    #[default]
+    CostModel,
+    /// A table of two rows, the same for every stage: for measuring the engine itself, and for comparison
+    /// with simulators that charge a step like that.
+    Fixed(FixedSteps),
+}
+
+/// Step times that do not depend on how much a step computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FixedSteps {
+    /// A step with any prefill.
+    pub prefill: SimDuration,
+    /// Any other step.
+    pub decode: SimDuration,
+}
+
+impl FixedSteps {
+    /// How long a step takes: at least a picosecond, the clock's grain.
+    pub fn of(&self, shape: &BatchShape) -> SimDuration {
+        let span = if shape.prefill_new > 0 {
+            self.prefill
+        } else {
+            self.decode
+        };
+        span.max(SimDuration(1))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The step-by-step discrete-event engine: every step of every stage is an event.
 //!
-//! Replicas batch with the scheduler that the executor drives. A step's time on a stage comes from the cost
-//! model, rounded once to integer picoseconds; from there on the clock is exact. A stage is busy only while
+//! Replicas batch with the scheduler that the executor drives. A step's time on a stage is a whole number of
+//! picoseconds (`step_times`); from there on the clock is exact. A stage is busy only while
 //! it computes; up to as many micro-batches as stages are in flight, and steps pass each stage in dispatch
 //! order.
 //!
@@ -15,6 +15,7 @@ mod checks;
 mod outcome;
 mod replica;
 mod requests;
+mod step_times;
 #[cfg(test)]
 mod tests;
 

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use infercluster_serving::{BlockLedger, Scheduler, StepOutcome, StepPlan};
 use infercluster_spec::layout::ReplicaRole;
-use infercluster_spec::{BatchShape, EngineOptions, GpuId, ReplicaId, SimDuration, SimTime, StageId, StepId};
+use infercluster_spec::{EngineOptions, GpuId, ReplicaId, SimDuration, SimTime, StageId, StepId};
 use infercluster_spec::{SequenceId, memory};
 
-use crate::cost::StageCost;
+use super::step_times::StageTimes;
 use crate::scenario::{Scenario, SimError};
 
 /// Steps between two full checks of the scheduler; the ledger's sum is checked at every step.
@@ -28,7 +28,7 @@ pub(super) struct ReplicaState<'a> {
 }
 
 pub(super) struct StageState<'a> {
-    cost: StageCost<'a>,
+    times: StageTimes<'a>,
     inputs: VecDeque<StepId>,
     computes: Option<StepId>,
     /// When the last input comes: a later one does not overtake it.
@@ -74,17 +74,11 @@ impl<'a> ReplicaState<'a> {
         })
     }
 
-    /// Steps an hour of a reference batch at the slowest stage: what the router weighs replicas by. The
-    /// batch mixes 256 prompt tokens with 32 sequences at 512 tokens.
+    /// Steps an hour of a reference batch at the slowest stage: what the router weighs replicas by.
     pub(super) fn reference_rate(&self) -> Result<u64, SimError> {
-        let mut shape = BatchShape::default();
-        shape.add_prefill(256, 0, true);
-        for _ in 0..32 {
-            shape.add_decode(512);
-        }
         let mut slowest = 0.0_f64;
         for stage in &self.stages {
-            slowest = slowest.max(stage.cost.step(&shape)?.total_s);
+            slowest = slowest.max(stage.times.reference_seconds()?);
         }
         // A free step makes an infinite rate, which the cast turns into the largest weight.
         Ok((3600.0 / slowest) as u64)
@@ -109,7 +103,6 @@ impl<'a> ReplicaState<'a> {
 
     /// Starts the stage's next step where the stage is free; answers how long it takes.
     pub(super) fn start(&mut self, stage: StageId) -> Result<Option<SimDuration>, SimError> {
-        let replica = self.id;
         let state = &mut self.stages[stage.index()];
         if state.computes.is_some() {
             return Ok(None);
@@ -117,19 +110,11 @@ impl<'a> ReplicaState<'a> {
         let Some(step) = state.inputs.pop_front() else {
             return Ok(None);
         };
-        let time = state.cost.step(&self.in_flight[&step].shape())?;
-        let span = |seconds| {
-            SimDuration::from_seconds(seconds).ok_or(SimError::StepTime {
-                replica,
-                stage,
-                seconds,
-            })
-        };
-        for (busy, seconds) in state.busy.iter_mut().zip(&time.rank_compute_s) {
-            *busy = busy.checked_add(span(*seconds)?).ok_or(SimError::ClockEnds)?;
-        }
+        let span = state
+            .times
+            .step(&self.in_flight[&step].shape(), &mut state.busy)?;
         state.computes = Some(step);
-        span(time.total_s).map(Some)
+        Ok(Some(span))
     }
 
     /// Where a step goes after that stage and how long the way is; `None` after the last stage.
@@ -139,16 +124,8 @@ impl<'a> ReplicaState<'a> {
         step: StepId,
     ) -> Result<Option<(StageId, SimDuration)>, SimError> {
         let state = &self.stages[stage.index()];
-        let Some(seconds) = state.cost.handover_seconds(&self.in_flight[&step].shape())? else {
-            return Ok(None);
-        };
-        let replica = self.id;
-        let span = SimDuration::from_seconds(seconds).ok_or(SimError::StepTime {
-            replica,
-            stage,
-            seconds,
-        })?;
-        Ok(Some((StageId(stage.0 + 1), span)))
+        let span = state.times.handover(&self.in_flight[&step].shape())?;
+        Ok(span.map(|span| (StageId(stage.0 + 1), span)))
     }
 
     /// Completes a step that has passed the last stage.
@@ -192,10 +169,10 @@ impl<'a> ReplicaState<'a> {
 
 impl<'a> StageState<'a> {
     fn new(scenario: &Scenario<'a>, replica: ReplicaId, stage: StageId) -> Result<Self, SimError> {
-        let cost = StageCost::new(scenario.cost, scenario.layout, scenario.model, replica, stage)?;
-        let busy = vec![SimDuration::ZERO; cost.gpus().len()];
+        let times = StageTimes::new(scenario, replica, stage)?;
+        let busy = vec![SimDuration::ZERO; times.gpus().len()];
         Ok(Self {
-            cost,
+            times,
             inputs: VecDeque::new(),
             computes: None,
             last_input: SimTime::ZERO,
@@ -205,7 +182,7 @@ impl<'a> StageState<'a> {
 
     /// Its devices in rank order.
     pub(super) fn gpus(&self) -> &[GpuId] {
-        self.cost.gpus()
+        self.times.gpus()
     }
 
     /// A step's input is there.
