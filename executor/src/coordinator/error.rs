@@ -5,7 +5,7 @@ use infercluster_spec::validate::LayoutViolations;
 use infercluster_spec::{Bytes, Epoch, GpuId, ReplicaId};
 
 use crate::store::StoreError;
-use crate::wire::WireError;
+use crate::wire::{Unwelcome, WireError};
 
 /// Why a coordinator does not start.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +66,14 @@ pub enum ExecutorError {
         gpu: GpuId,
         /// How long was waited.
         waited_ms: u64,
+    },
+    /// A worker that does not compute what the layout asks for.
+    #[error("a worker was refused: {source}")]
+    Unwelcome {
+        /// Its device.
+        gpu: GpuId,
+        /// Why.
+        source: Unwelcome,
     },
     /// A worker that ended before it was ready.
     #[error("{description}")]

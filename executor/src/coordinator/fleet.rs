@@ -7,17 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use infercluster_spec::GpuId;
-use infercluster_spec::layout::CPU_F32;
+use infercluster_spec::{GpuId, Layout, Model};
 
 use super::ExecutorError;
 use super::engine::Event;
 use crate::clock::{self, Deadline};
 use crate::launch::{WorkerCommand, WorkerProcess, describe_exit};
-use crate::wire::handshake::numerics_hash;
-use crate::wire::{
-    Admission, Connection, FromWorker, Hello, Kind, Listener, Purpose, Role, ToWorker, Token, WireError,
-};
+use crate::model::rope_hash;
+use crate::wire::handshake::{Admission, Rotations, Unwelcome, refuse};
+use crate::wire::{Connection, FromWorker, Hello, Kind, Listener, Purpose, Role, ToWorker, Token, WireError};
 use crate::worker::{self, WorkerOptions};
 
 /// How long an ended worker may take to be reaped, so that an error can say how it ended.
@@ -58,16 +56,23 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts a worker a device and waits until all have joined.
+    /// Starts a worker a device and waits until all have joined, computing what layout and model ask for.
     pub(super) fn start(
         launch: &Launch,
-        gpus: &[GpuId],
+        layout: &Layout,
+        model: &Model,
         events: &Sender<Event>,
         queue: &Receiver<Event>,
         limit: Duration,
     ) -> Result<Self, ExecutorError> {
+        let gpus = &layout.gpus;
         let token = Token::random().map_err(|source| ExecutorError::Token { source })?;
-        let listener = listen(gpus, token.clone(), events.clone())?;
+        let admission = Admission {
+            token: token.clone(),
+            numerics: layout.numerics.clone(),
+            rotations: Some(Rotations::new(model.rope, model.head_dim)),
+        };
+        let listener = listen(gpus, admission, events.clone())?;
         let address = listener.address();
         let mut fleet = Self {
             _listener: listener,
@@ -103,6 +108,7 @@ impl Fleet {
             match queue.recv_timeout(remaining.min(Duration::from_millis(100))) {
                 Ok(Event::Joined(joined)) => self.admit(*joined),
                 Ok(Event::Lost { gpu, reason }) => return Err(self.lost_error(gpu, &reason)),
+                Ok(Event::Unwelcome { gpu, source }) => return Err(ExecutorError::Unwelcome { gpu, source }),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(status) = self.exit_of(gpu, Duration::ZERO) {
@@ -272,8 +278,8 @@ pub(super) struct Joined {
     process: u32,
 }
 
-/// Opens the control port. Each device may join once.
-fn listen(gpus: &[GpuId], token: Token, events: Sender<Event>) -> Result<Listener, ExecutorError> {
+/// Opens the control port. Each device may join once, and only if it computes the bits of this run.
+fn listen(gpus: &[GpuId], admission: Admission, events: Sender<Event>) -> Result<Listener, ExecutorError> {
     let open: Arc<Mutex<BTreeSet<GpuId>>> = Arc::new(Mutex::new(gpus.iter().copied().collect()));
     let expected = move |hello: &Hello| {
         hello.role == Role::Worker
@@ -283,41 +289,59 @@ fn listen(gpus: &[GpuId], token: Token, events: Sender<Event>) -> Result<Listene
                 .unwrap_or_else(PoisonError::into_inner)
                 .remove(&hello.gpu)
     };
-    let admission = Admission {
-        token,
-        numerics: numerics_hash(CPU_F32),
-    };
+    let expected_hash = admission
+        .rotations
+        .map(|rotations| rope_hash(rotations.rope(), rotations.head_dim()));
     let events = Mutex::new(events);
     Listener::start(
         Ipv4Addr::LOCALHOST.into(),
         admission,
         expected,
-        move |hello, connection| {
+        move |hello, admitted| {
             let events = events.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let reason = match attend(hello.gpu, connection, &events) {
-                Ok(()) => return,
-                Err(error) => error.to_string(),
+            let gpu = hello.gpu;
+            let attended = admitted
+                .map_err(WireError::from)
+                .and_then(|connection| attend(gpu, connection, expected_hash, &events));
+            let event = match attended {
+                // A stranger to this run, or a second worker of a device: nothing here waits for it.
+                Ok(()) | Err(WireError::Unwelcome(Unwelcome::Unexpected { .. })) => return,
+                Err(WireError::Unwelcome(source)) => Event::Unwelcome { gpu, source },
+                Err(error) => Event::Lost {
+                    gpu,
+                    reason: format!("is gone: {error}"),
+                },
             };
             // The engine may have ended first.
-            let _ = events.send(Event::Lost {
-                gpu: hello.gpu,
-                reason: format!("is gone: {reason}"),
-            });
+            let _ = events.send(event);
         },
     )
     .map_err(|source| ExecutorError::Listen { source })
 }
 
 /// Reads one worker's connection to its end, on the thread of its handshake.
-fn attend(gpu: GpuId, connection: Connection, events: &Sender<Event>) -> Result<(), WireError> {
+fn attend(
+    gpu: GpuId,
+    connection: Connection,
+    expected_hash: Option<u64>,
+    events: &Sender<Event>,
+) -> Result<(), WireError> {
     let unexpected = || WireError::Closed {
         what: "waiting for the worker's first message",
     };
-    let FromWorker::Joined { listen, process } =
-        connection.receive(Kind::Control, Duration::from_secs(10))?
+    let FromWorker::Joined {
+        listen,
+        process,
+        rotations: found,
+    } = connection.receive(Kind::Control, Duration::from_secs(10))?
     else {
         return Err(unexpected());
     };
+    if let Some(expected) = expected_hash.filter(|expected| *expected != found) {
+        let unwelcome = Unwelcome::Rotations { gpu, found, expected };
+        refuse(&connection, &unwelcome.to_string());
+        return Err(unwelcome.into());
+    }
     let joined = Joined {
         gpu,
         control: connection.duplicate()?,

@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 
 use infercluster_spec::model::Rope;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::backend::{Backend, BackendError};
 
@@ -44,25 +44,34 @@ impl<B: Backend> RopeTable<B> {
 }
 
 /// Identity of the rotations of a model: ranks that disagree on it must not serve together. Covers the
-/// first 4,096 positions, enough for any frequency to differ.
+/// positions 0, 1, 2, 4, .. 2^17: every frequency shows at the low ones, and the rounding of large angles at the
+/// high ones.
 pub fn rope_hash(rope: Rope, head_dim: u32) -> u64 {
-    let table = table(&frequencies(rope, head_dim as usize), 4096);
-    let bytes: Vec<u8> = table.iter().flat_map(|number| number.to_le_bytes()).collect();
-    xxh3_64(&bytes)
+    let frequencies = frequencies(rope, head_dim as usize);
+    let mut hasher = Xxh3::new();
+    for position in std::iter::once(0).chain((0..=17).map(|power| 1 << power)) {
+        for number in row(&frequencies, position) {
+            hasher.update(&number.to_le_bytes());
+        }
+    }
+    hasher.digest()
 }
 
 fn table(frequencies: &[f64], rows: usize) -> Vec<f32> {
     let mut table = Vec::with_capacity(rows * 2 * frequencies.len());
-    for position in 0..rows {
-        let angles = || {
-            frequencies
-                .iter()
-                .map(move |frequency| position as f64 * frequency)
-        };
-        table.extend(angles().map(|angle| angle.cos() as f32));
-        table.extend(angles().map(|angle| angle.sin() as f32));
-    }
+    table.extend((0..rows).flat_map(|position| row(frequencies, position)));
     table
+}
+
+/// Cosines, then sines, of one position.
+fn row(frequencies: &[f64], position: usize) -> impl Iterator<Item = f32> {
+    let angles = move || {
+        frequencies
+            .iter()
+            .map(move |frequency| position as f64 * frequency)
+    };
+    let cosines = angles().map(|angle| angle.cos() as f32);
+    cosines.chain(angles().map(|angle| angle.sin() as f32))
 }
 
 /// Radians a position of each pair of a head.

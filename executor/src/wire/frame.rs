@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::WireError;
 
 /// The version of the protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 24;
 const MAGIC: [u8; 4] = *b"IFCL";
@@ -177,7 +177,8 @@ mod tests {
         let mut bytes = Header::of(Kind::Control, 0, b"x").unwrap().encode();
         bytes[4..6].copy_from_slice(&9_u16.to_le_bytes());
         let error = Header::decode(&bytes).unwrap_err().to_string();
-        assert_eq!(error, "the peer speaks wire version 9, this program speaks 1");
+        let expected = format!("the peer speaks wire version 9, this program speaks {VERSION}");
+        assert_eq!(error, expected);
     }
 
     #[test]

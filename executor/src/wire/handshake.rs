@@ -1,4 +1,7 @@
-//! The handshake: who dials, for what, and the proof that both belong to the same run.
+//! The handshake: who dials, for what, and the proof that both belong to the same run and compute the same bits.
+//!
+//! A hello names the numerics profile that its sender computes in. A worker hears in its welcome how the model
+//! turns positions, and its first control message carries the hash of the table that it makes of them.
 //!
 //! The acceptor reads one hello of at most 1 KiB within [`HANDSHAKE_DEADLINE`]. Anything else closes the
 //! connection and changes nothing; where the peer speaks the protocol it hears the reason.
@@ -9,14 +12,16 @@ use std::time::Duration;
 
 use infercluster_serving::handover::HandoverId;
 use infercluster_spec::GpuId;
+use infercluster_spec::model::{Llama3RopeScaling, Rope};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::frame::Kind;
 use super::{Connection, WireError};
 
 /// How long a whole handshake may take.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// The widest head whose rotations are computed at another's word.
+const HEAD_DIM_LIMIT: u32 = 1 << 14;
 /// The environment variable that carries the token to a worker; it never stands on a command line.
 pub const TOKEN_VARIABLE: &str = "INFERCLUSTER_TOKEN";
 
@@ -120,8 +125,51 @@ pub struct Hello {
     pub layout: HandoverId,
     /// What the connection is for.
     pub purpose: Purpose,
-    /// [`numerics_hash`] of the dialer's profile.
-    pub numerics: u64,
+    /// The numerics profile that the dialer computes in.
+    pub numerics: String,
+}
+
+/// How a model turns positions, in a form that postcard can carry.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rotations {
+    theta: f64,
+    llama3: Option<Llama3RopeScaling>,
+    head_dim: u32,
+}
+
+impl Rotations {
+    /// Those of a model's heads.
+    pub fn new(rope: Rope, head_dim: u32) -> Self {
+        Self {
+            theta: rope.theta,
+            llama3: rope.llama3,
+            head_dim,
+        }
+    }
+
+    /// The rotation.
+    pub fn rope(&self) -> Rope {
+        Rope {
+            theta: self.theta,
+            llama3: self.llama3,
+        }
+    }
+
+    /// Width of a head.
+    pub fn head_dim(&self) -> u32 {
+        self.head_dim
+    }
+}
+
+/// What an acceptor demands of every peer, and tells those that are welcome.
+#[derive(Debug, Clone)]
+pub struct Admission {
+    /// The secret of this run.
+    pub token: Token,
+    /// This run's numerics profile.
+    pub numerics: String,
+    /// What a worker has to agree on before it takes a seat; nothing among workers.
+    pub rotations: Option<Rotations>,
 }
 
 /// Why an acceptor refuses a hello.
@@ -132,12 +180,32 @@ pub enum Unwelcome {
     #[error("the token is not that of this run")]
     Token,
     /// Another set of bits.
-    #[error("the numerics profile has hash {found:016x}, here it is {expected:016x}")]
+    #[error("{gpu} computes in the numerics profile {found:?}, {expected:?} is asked for")]
     Numerics {
+        /// The dialer's device.
+        gpu: GpuId,
+        /// The dialer's.
+        found: String,
+        /// The acceptor's.
+        expected: String,
+    },
+    /// Rotations that differ in a bit: another library, or another version of this program.
+    #[error("the RoPE table of {gpu} has hash {found:016x}, {expected:016x} is asked for")]
+    Rotations {
+        /// The dialer's device.
+        gpu: GpuId,
         /// The dialer's.
         found: u64,
         /// The acceptor's.
         expected: u64,
+    },
+    /// Rotations that no model has.
+    #[error("heads of {found} elements are wider than the limit of {limit}")]
+    HeadDim {
+        /// What was found.
+        found: u32,
+        /// The limit.
+        limit: u32,
     },
     /// A device or role that nobody waits for here.
     #[error("no {role:?} connection of {gpu} for layout {} is expected here", layout.0)]
@@ -151,66 +219,69 @@ pub enum Unwelcome {
     },
 }
 
-/// The hash of a numerics profile's name.
-pub fn numerics_hash(profile: &str) -> u64 {
-    xxh3_64(profile.as_bytes())
-}
-
-/// The acceptor's side: reads a hello, checks token and numerics profile, then asks `expected`.
+/// The acceptor's side: reads a hello, checks its token, asks `expected`, then compares the numerics profile. A
+/// hello with the right token comes back with the verdict; the dialer has heard it.
 pub fn accept(
     connection: &Connection,
-    token: &Token,
-    numerics: u64,
+    admission: &Admission,
     expected: impl FnOnce(&Hello) -> bool,
-) -> Result<Hello, WireError> {
+) -> Result<(Hello, Result<(), Unwelcome>), WireError> {
     let hello: Hello = match connection.receive(Kind::Hello, HANDSHAKE_DEADLINE) {
         Ok(hello) => hello,
         Err(error) => {
-            if matches!(error, WireError::Version { .. }) {
-                refuse(connection, &error.to_string());
+            match &error {
+                WireError::Version { .. } => refuse(connection, &error.to_string()),
+                _ => connection.close(),
             }
-            connection.close();
             return Err(error);
         }
     };
-    let verdict = if !hello.token.matches(token) {
-        Err(Unwelcome::Token)
-    } else if hello.numerics != numerics {
-        Err(Unwelcome::Numerics {
-            found: hello.numerics,
-            expected: numerics,
-        })
-    } else if !expected(&hello) {
+    if !hello.token.matches(&admission.token) {
+        refuse(connection, &Unwelcome::Token.to_string());
+        return Err(Unwelcome::Token.into());
+    }
+    let verdict = if !expected(&hello) {
         Err(Unwelcome::Unexpected {
             role: hello.role,
             gpu: hello.gpu,
             layout: hello.layout,
         })
+    } else if hello.numerics != admission.numerics {
+        Err(Unwelcome::Numerics {
+            gpu: hello.gpu,
+            found: hello.numerics.clone(),
+            expected: admission.numerics.clone(),
+        })
     } else {
         Ok(())
     };
-    match verdict {
-        Ok(()) => {
-            connection.send_bytes(Kind::Welcome, &[])?;
-            Ok(hello)
+    match &verdict {
+        Ok(()) => connection.send(Kind::Welcome, &admission.rotations)?,
+        Err(unwelcome) => refuse(connection, &unwelcome.to_string()),
+    }
+    Ok((hello, verdict))
+}
+
+/// The dialer's side; answers what a coordinator wants a worker to agree on.
+pub fn introduce(connection: &Connection, hello: &Hello) -> Result<Option<Rotations>, WireError> {
+    connection.send(Kind::Hello, hello)?;
+    let rotations: Option<Rotations> = connection.receive(Kind::Welcome, HANDSHAKE_DEADLINE)?;
+    match rotations {
+        Some(Rotations { head_dim, .. }) if head_dim > HEAD_DIM_LIMIT => Err(Unwelcome::HeadDim {
+            found: head_dim,
+            limit: HEAD_DIM_LIMIT,
         }
-        Err(unwelcome) => {
-            refuse(connection, &unwelcome.to_string());
-            connection.close();
-            Err(unwelcome.into())
-        }
+        .into()),
+        rotations => Ok(rotations),
     }
 }
 
-/// The dialer's side.
-pub fn introduce(connection: &Connection, hello: &Hello) -> Result<(), WireError> {
-    connection.send(Kind::Hello, hello)?;
-    connection.receive::<()>(Kind::Welcome, HANDSHAKE_DEADLINE)
-}
-
-fn refuse(connection: &Connection, reason: &str) {
+/// Says why a peer is not wanted, as far as it fits a frame, and ends the connection.
+pub fn refuse(connection: &Connection, reason: &str) {
+    let fits = reason.floor_char_boundary(Kind::Refused.limit() as usize);
     // The peer may be gone already; the refusal is a courtesy.
-    let _ = connection.send_bytes(Kind::Refused, reason.as_bytes());
+    let _ = connection.send_bytes(Kind::Refused, &reason.as_bytes()[..fits]);
+    connection.close();
 }
 
 #[cfg(test)]
@@ -219,8 +290,10 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::thread;
 
+    use xxhash_rust::xxh3::xxh3_64;
+
     use super::*;
-    use crate::wire::frame::{HEADER_BYTES, Header};
+    use crate::wire::frame::{HEADER_BYTES, Header, VERSION};
 
     fn hello(token: &Token) -> Hello {
         Hello {
@@ -229,7 +302,7 @@ mod tests {
             gpu: GpuId(3),
             layout: HandoverId(1),
             purpose: Purpose::Control,
-            numerics: 7,
+            numerics: "seven/1".to_owned(),
         }
     }
 
@@ -238,16 +311,38 @@ mod tests {
         token: Token,
         dial: impl FnOnce(TcpStream) -> T + Send + 'static,
     ) -> (Result<Hello, WireError>, T) {
+        let admission = Admission {
+            token,
+            numerics: "seven/1".to_owned(),
+            rotations: Some(rotations(8)),
+        };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let dialer = thread::spawn(move || dial(TcpStream::connect(address).unwrap()));
         let connection = Connection::new(listener.accept().unwrap().0).unwrap();
-        let accepted = accept(&connection, &token, 7, |hello| hello.gpu == GpuId(3));
+        let accepted = accept(&connection, &admission, |hello| hello.gpu == GpuId(3));
+        let accepted = accepted.and_then(|(hello, verdict)| Ok(verdict.map(|()| hello)?));
         drop(connection);
         (accepted, dialer.join().unwrap())
     }
 
-    fn dial(hello: Hello) -> impl FnOnce(TcpStream) -> Result<(), WireError> + Send + 'static {
+    fn rotations(head_dim: u32) -> Rotations {
+        let llama3 = Llama3RopeScaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position: 8192,
+        };
+        let rope = Rope {
+            theta: 500_000.0,
+            llama3: Some(llama3),
+        };
+        Rotations::new(rope, head_dim)
+    }
+
+    type Introduced = Result<Option<Rotations>, WireError>;
+
+    fn dial(hello: Hello) -> impl FnOnce(TcpStream) -> Introduced + Send + 'static {
         move |stream| introduce(&Connection::new(stream).unwrap(), &hello)
     }
 
@@ -256,7 +351,26 @@ mod tests {
         let token = Token::random().unwrap();
         let (accepted, introduced) = against(token.clone(), dial(hello(&token)));
         assert_eq!(accepted.unwrap().gpu, GpuId(3));
-        introduced.unwrap();
+        assert_eq!(introduced.unwrap(), Some(rotations(8)));
+    }
+
+    #[test]
+    fn a_head_of_any_width_is_not_computed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let dialer = thread::spawn(move || {
+            dial(hello(&Token::random().unwrap()))(TcpStream::connect(address).unwrap())
+        });
+        let connection = Connection::new(listener.accept().unwrap().0).unwrap();
+        let _hello: Hello = connection.receive(Kind::Hello, HANDSHAKE_DEADLINE).unwrap();
+        connection
+            .send(Kind::Welcome, &Some(rotations(u32::MAX)))
+            .unwrap();
+        let error = dialer.join().unwrap().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "heads of 4294967295 elements are wider than the limit of 16384"
+        );
     }
 
     #[test]
@@ -267,10 +381,10 @@ mod tests {
             (hello(&other), "the token is not that of this run"),
             (
                 Hello {
-                    numerics: 8,
+                    numerics: "eight\n".to_owned(),
                     ..hello(&token)
                 },
-                "the numerics profile has hash 0000000000000008",
+                r#"gpu 3 computes in the numerics profile "eight\n", "seven/1" is asked for"#,
             ),
             (
                 Hello {
@@ -302,7 +416,10 @@ mod tests {
         });
         assert!(matches!(accepted, Err(WireError::Version { found: 77, .. })));
         let text = String::from_utf8_lossy(reply.get(HEADER_BYTES..).unwrap_or_default()).into_owned();
-        assert!(text.contains("77") && text.contains("speaks 1"), "{text}");
+        assert!(
+            text.contains("77") && text.contains(&format!("speaks {VERSION}")),
+            "{text}"
+        );
     }
 
     #[test]

@@ -10,22 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::handshake::{self, Hello, Token};
+use super::handshake::{self, Admission, Hello, Unwelcome};
 use super::{Connection, WireError};
 
 /// Handshakes that may be under way at once.
 const PENDING_LIMIT: usize = 64;
 /// How long accepting rests after a failure.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-
-/// What an acceptor expects of every peer.
-#[derive(Debug, Clone)]
-pub struct Admission {
-    /// The secret of this run.
-    pub token: Token,
-    /// Hash of this run's numerics profile.
-    pub numerics: u64,
-}
 
 /// A listening socket with its thread; dropping it ends both.
 #[derive(Debug)]
@@ -38,12 +29,12 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on a free port. `expected` says whether a hello with the right token belongs here, `admit` takes
-    /// what passed.
+    /// what passed, and hears of those that had the token and were refused.
     pub fn start(
         bind: IpAddr,
         admission: Admission,
         expected: impl Fn(&Hello) -> bool + Send + Sync + 'static,
-        admit: impl Fn(Hello, Connection) + Send + Sync + 'static,
+        admit: impl Fn(Hello, Result<Connection, Unwelcome>) + Send + Sync + 'static,
     ) -> Result<Self, WireError> {
         let io = |what| move |source| WireError::Io { what, source };
         let socket = Arc::new(TcpListener::bind((bind, 0)).map_err(io("binding a listener"))?);
@@ -95,7 +86,7 @@ struct Gate {
     admission: Admission,
     pending: AtomicUsize,
     expected: Box<dyn Fn(&Hello) -> bool + Send + Sync>,
-    admit: Box<dyn Fn(Hello, Connection) + Send + Sync>,
+    admit: Box<dyn Fn(Hello, Result<Connection, Unwelcome>) + Send + Sync>,
 }
 
 fn accept_loop(socket: &TcpListener, closing: &AtomicBool, gate: &Arc<Gate>) {
@@ -128,7 +119,12 @@ fn gate_keep(gate: &Arc<Gate>, stream: TcpStream, peer: SocketAddr) {
             let outcome = shake(&keeper, stream);
             keeper.pending.fetch_sub(1, Ordering::AcqRel);
             match outcome {
-                Ok((hello, connection)) => (keeper.admit)(hello, connection),
+                Ok((hello, admitted)) => {
+                    if let Err(unwelcome) = &admitted {
+                        tracing::warn!("connection from {peer} closed: {unwelcome}");
+                    }
+                    (keeper.admit)(hello, admitted);
+                }
                 Err(error) => tracing::warn!("connection from {peer} closed: {error}"),
             }
         });
@@ -138,11 +134,10 @@ fn gate_keep(gate: &Arc<Gate>, stream: TcpStream, peer: SocketAddr) {
     }
 }
 
-fn shake(gate: &Gate, stream: TcpStream) -> Result<(Hello, Connection), WireError> {
+fn shake(gate: &Gate, stream: TcpStream) -> Result<(Hello, Result<Connection, Unwelcome>), WireError> {
     let connection = Connection::new(stream)?;
-    let Admission { token, numerics } = &gate.admission;
-    let hello = handshake::accept(&connection, token, *numerics, &gate.expected)?;
-    Ok((hello, connection))
+    let (hello, verdict) = handshake::accept(&connection, &gate.admission, &gate.expected)?;
+    Ok((hello, verdict.map(|()| connection)))
 }
 
 #[cfg(test)]
@@ -155,21 +150,22 @@ mod tests {
     use infercluster_spec::GpuId;
 
     use super::*;
-    use crate::wire::{Purpose, Role};
+    use crate::wire::{Purpose, Role, Token};
 
     #[test]
     fn strangers_are_closed_and_members_still_pass() {
         let token = Token::random().unwrap();
         let admission = Admission {
             token: token.clone(),
-            numerics: 1,
+            numerics: "one/1".to_owned(),
+            rotations: None,
         };
         let (admitted, arrivals) = mpsc::channel();
         let listener = Listener::start(
             Ipv4Addr::LOCALHOST.into(),
             admission,
             |_| true,
-            move |hello, _connection| admitted.send(hello.gpu).unwrap(),
+            move |hello, connection| admitted.send((hello.gpu, connection.is_ok())).unwrap(),
         )
         .unwrap();
         // One peer says nothing for the whole test, one sends noise and is closed.
@@ -183,17 +179,21 @@ mod tests {
                 || closed.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
         );
 
-        let member = Connection::dial(listener.address(), Duration::from_secs(10)).unwrap();
-        let hello = Hello {
+        let mut hello = Hello {
             token,
             role: Role::Worker,
             gpu: GpuId(4),
             layout: HandoverId(0),
             purpose: Purpose::Control,
-            numerics: 1,
+            numerics: "two/1".to_owned(),
         };
-        handshake::introduce(&member, &hello).unwrap();
-        assert_eq!(arrivals.recv_timeout(Duration::from_secs(10)), Ok(GpuId(4)));
+        for (numerics, welcome) in [("two/1", false), ("one/1", true)] {
+            hello.numerics = numerics.to_owned();
+            let member = Connection::dial(listener.address(), Duration::from_secs(10)).unwrap();
+            assert_eq!(handshake::introduce(&member, &hello).is_ok(), welcome);
+            let heard = arrivals.recv_timeout(Duration::from_secs(10));
+            assert_eq!(heard, Ok((GpuId(4), welcome)));
+        }
         drop(listener);
         assert!(arrivals.try_recv().is_err(), "nobody else was admitted");
     }

@@ -170,6 +170,8 @@ pub enum FromWorker {
         listen: SocketAddr,
         /// Its process.
         process: u32,
+        /// Hash of the rotations that the welcome named, as this host computes them.
+        rotations: u64,
     },
     /// A word of the handover.
     Answer(Answer),

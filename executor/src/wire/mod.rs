@@ -16,9 +16,9 @@ pub mod message;
 
 pub use connection::Connection;
 pub use frame::{Header, Kind, VERSION};
-pub use handshake::{Hello, Purpose, Role, Token};
+pub use handshake::{Admission, Hello, Purpose, Role, Rotations, Token, Unwelcome};
 pub use lane::{LaneFrame, LaneHeader};
-pub use listener::{Admission, Listener};
+pub use listener::Listener;
 pub use message::{FromWorker, ToWorker};
 
 /// Why a frame or a handshake was not accepted.

@@ -29,7 +29,8 @@ use steps::{Answers, Command, StepLoop};
 pub use switchboard::LineError;
 use switchboard::Switchboard;
 
-use crate::wire::handshake::{self, numerics_hash};
+use crate::model::rope_hash;
+use crate::wire::handshake;
 use crate::wire::message::{FromWorker, ToWorker};
 use crate::wire::{Admission, Connection, Hello, Kind, Listener, Purpose, Role, Token, WireError};
 
@@ -97,7 +98,8 @@ pub fn run(options: &WorkerOptions) -> Result<(), WorkerError> {
     };
     let admission = Admission {
         token: options.token.clone(),
-        numerics: numerics_hash(CPU_F32),
+        numerics: CPU_F32.to_owned(),
+        rotations: None,
     };
     let switchboard = Switchboard::new(options.gpu, admission.clone());
     let board = Arc::clone(&switchboard);
@@ -105,7 +107,11 @@ pub fn run(options: &WorkerOptions) -> Result<(), WorkerError> {
         options.bind,
         admission,
         Switchboard::expects,
-        move |hello, connection| board.admit(&hello, connection),
+        move |hello, admitted| {
+            if let Ok(connection) = admitted {
+                board.admit(&hello, connection);
+            }
+        },
     )
     .map_err(|source| WorkerError::Listen { source })?;
     let control = join(options, &listener).map_err(lost)?;
@@ -148,12 +154,13 @@ fn join(options: &WorkerOptions, listener: &Listener) -> Result<Connection, Wire
         gpu: options.gpu,
         layout: HandoverId(0),
         purpose: Purpose::Control,
-        numerics: numerics_hash(CPU_F32),
+        numerics: CPU_F32.to_owned(),
     };
-    handshake::introduce(&control, &hello)?;
+    let rotations = handshake::introduce(&control, &hello)?;
     let joined = FromWorker::Joined {
         listen: listener.address(),
         process: std::process::id(),
+        rotations: rotations.map_or(0, |rotations| rope_hash(rotations.rope(), rotations.head_dim())),
     };
     control.send(Kind::Control, &joined)?;
     Ok(control)

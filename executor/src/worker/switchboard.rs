@@ -166,7 +166,7 @@ impl Switchboard {
             gpu: self.gpu,
             layout: line.layout,
             purpose: line.purpose,
-            numerics: self.admission.numerics,
+            numerics: self.admission.numerics.clone(),
         };
         handshake::introduce(&connection, &hello)?;
         Ok(connection)

@@ -31,6 +31,7 @@ use crate::clock::{self, Deadline};
 use crate::probe::ProbeTrace;
 use crate::speed::Speed;
 use crate::store::StoreError;
+use crate::wire::handshake::Unwelcome;
 use crate::wire::message::{DocumentText, FromWorker, Prepare, Shadow, StepOutput, ToWorker, WorkerTimes};
 use pools::{build_replicas, kv_pools};
 
@@ -52,6 +53,8 @@ pub(super) enum Event {
     },
     /// A worker's connection ended.
     Lost { gpu: GpuId, reason: String },
+    /// A worker with the right token was refused.
+    Unwelcome { gpu: GpuId, source: Unwelcome },
     /// A new request.
     Submit {
         sequence: SequenceId,
@@ -129,7 +132,6 @@ impl Engine {
     ) -> Result<Self, ExecutorError> {
         let (sender, queue) = mpsc::channel();
         let pools = kv_pools(&options)?;
-        let gpus = &options.layout.gpus;
         let seated: BTreeSet<GpuId> = options.layout.seats().map(|(_, gpu)| gpu).collect();
         let Reign { records, record } = Records::begin(state_dir, &sender, |term, epoch| Record {
             term,
@@ -139,7 +141,14 @@ impl Engine {
             first_step: StepId(0),
         })?;
         let replicas = build_replicas(&options, &pools, record.epoch)?;
-        let fleet = Fleet::start(&options.launch, gpus, &sender, &queue, options.limits.join)?;
+        let fleet = Fleet::start(
+            &options.launch,
+            &options.layout,
+            &options.model,
+            &sender,
+            &queue,
+            options.limits.join,
+        )?;
         let capacities: Vec<u64> = pools.iter().map(|pool| u64::from(*pool)).collect();
         let protocol = |replica: &Replica| {
             let roster = replica.seating.gpus().copied().collect();
@@ -324,6 +333,8 @@ impl Engine {
                 self.hear(gpu, message, at);
             }
             Event::Lost { gpu, reason } => self.lose(gpu, &reason),
+            // It never was a member; its own end is seen as that of any worker.
+            Event::Unwelcome { .. } => {}
             Event::Submit {
                 sequence,
                 request,

@@ -1,55 +1,19 @@
 //! What a request hears when a worker is lost, and what strangers at a port change: nothing.
 
-mod support;
-
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use infercluster_executor::checkpoint::make;
 use infercluster_executor::coordinator::{
     Coordinator, ExecutorError, GenerationRequest, Launch, RequestError, StreamEvent,
 };
 use infercluster_executor::launch::WorkerCommand;
-use infercluster_executor::wire::handshake::TOKEN_VARIABLE;
 use infercluster_executor::worker::{self, WorkerOptions};
 use infercluster_spec::GpuId;
 use infercluster_spec::layout::Reduction;
-use support::{Cuts, WHOLE, layout, model, options};
 
-const TWO_RANKS: Cuts = Cuts {
-    layers: &[0, 4],
-    heads: &[0, 4, 6],
-    columns: &[0, 100, 160],
-    rows: &[0, 30, 48],
-    vocab: &[0, 60, 97],
-};
-
-/// The test binary in the role `worker`: this very test, run by name in a process of its own, finds the token in
-/// its environment and becomes a worker. Run as a test it does nothing.
-#[test]
-fn worker_role() {
-    let (Ok(token), Ok(arguments)) = (std::env::var(TOKEN_VARIABLE), std::env::var("WORKER_ARGUMENTS"))
-    else {
-        return;
-    };
-    let (address, gpu) = arguments.split_once(' ').unwrap();
-    let address: SocketAddr = address.parse().unwrap();
-    let options = WorkerOptions::local(address, GpuId(gpu.parse().unwrap()), token.parse().unwrap());
-    // The coordinator's end is a normal end here.
-    let _ = worker::run(&options);
-}
-
-/// Workers as real processes, started through a shell that turns the options into a variable.
-fn processes() -> Launch {
-    let script = r#"export WORKER_ARGUMENTS="$3 $5"; exec "$1" --exact worker_role --quiet"#;
-    let program = std::env::current_exe().unwrap();
-    Launch::Processes(WorkerCommand {
-        program: "sh".into(),
-        arguments: vec!["-c".into(), script.into(), "worker".into(), program.into()],
-    })
-}
+use crate::support::{UNEVEN, WHOLE, WORKER, layout, made, options, processes, start};
 
 fn request(prompt: &[u32], max_tokens: u32) -> GenerationRequest {
     GenerationRequest {
@@ -66,10 +30,9 @@ fn is_there(process: u32) -> bool {
 
 #[test]
 fn a_killed_worker_is_named_within_five_seconds_and_nothing_is_orphaned() {
-    let folder = tempfile::tempdir().unwrap();
-    make(folder.path(), &model(), 3).unwrap();
-    let mut options = options(folder.path(), layout(&TWO_RANKS, Reduction::Invariant));
-    options.launch = processes();
+    let folder = made();
+    let mut options = options(folder.path(), layout(&UNEVEN, Reduction::Invariant));
+    options.launch = processes(WORKER);
     let coordinator = Coordinator::start(options).unwrap();
     let workers = coordinator.status_blocking().unwrap().workers;
     let processes: Vec<u32> = workers.iter().map(|worker| worker.process.unwrap()).collect();
@@ -114,8 +77,7 @@ fn a_killed_worker_is_named_within_five_seconds_and_nothing_is_orphaned() {
 
 #[test]
 fn a_worker_that_ends_at_once_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    make(folder.path(), &model(), 3).unwrap();
+    let folder = made();
     let mut options = options(folder.path(), layout(&WHOLE, Reduction::Invariant));
     options.launch = Launch::Processes(WorkerCommand {
         program: "sh".into(),
@@ -129,10 +91,8 @@ fn a_worker_that_ends_at_once_is_reported() {
 
 #[test]
 fn a_cancelled_request_frees_its_place() {
-    let folder = tempfile::tempdir().unwrap();
-    make(folder.path(), &model(), 3).unwrap();
-    let coordinator =
-        Coordinator::start(options(folder.path(), layout(&WHOLE, Reduction::Invariant))).unwrap();
+    let folder = made();
+    let coordinator = start(folder.path(), &WHOLE);
     let mut dropped = coordinator.submit(request(&[5], 500));
     assert!(dropped.next_blocking().is_some());
     drop(dropped);
@@ -163,10 +123,8 @@ fn a_worker_without_a_coordinator_ends() {
 
 #[test]
 fn noise_at_a_port_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    make(folder.path(), &model(), 3).unwrap();
-    let coordinator =
-        Coordinator::start(options(folder.path(), layout(&TWO_RANKS, Reduction::Invariant))).unwrap();
+    let folder = made();
+    let coordinator = start(folder.path(), &UNEVEN);
     let mut stream = coordinator.submit(request(&[1, 2, 3], 200));
     assert!(stream.next_blocking().is_some());
     // Every port that this process listens on belongs to a test: strangers knock at all of them.

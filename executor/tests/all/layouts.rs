@@ -1,16 +1,12 @@
 //! Whole groups of workers over real sockets: any cut of the model gives the bits of one worker.
 
-mod support;
-
-use std::path::Path;
-
-use infercluster_executor::checkpoint::make;
 use infercluster_executor::coordinator::{Coordinator, CoordinatorOptions, FinishReason};
 use infercluster_executor::generate::{GenerateOptions, Generated, generate};
 use infercluster_executor::speed::Speed;
 use infercluster_spec::layout::Reduction;
 use infercluster_spec::{EngineOptions, GpuId};
-use support::{Cuts, WHOLE, layout, model, options};
+
+use crate::support::{self, Cuts, WHOLE, layout, made, options, start};
 
 const ALL: GenerateOptions = GenerateOptions {
     max_tokens: 12,
@@ -20,19 +16,12 @@ const ALL: GenerateOptions = GenerateOptions {
 };
 
 fn prompts() -> Vec<Vec<u32>> {
-    [1_u32, 5, 40, 17, 70]
-        .iter()
-        .map(|&length| (0..length).map(|i| (i * 31 + length * 7) % 97).collect())
-        .collect()
+    support::prompts(&[1, 5, 40, 17, 70])
 }
 
 fn run(options: CoordinatorOptions, prompts: &[Vec<u32>]) -> Vec<Generated> {
     let coordinator = Coordinator::start(options).unwrap();
     generate(&coordinator, prompts, &ALL).unwrap()
-}
-
-fn made(folder: &Path) {
-    make(folder, &model(), 11).unwrap();
 }
 
 const CUTS: [(&str, Cuts); 6] = [
@@ -94,8 +83,7 @@ const CUTS: [(&str, Cuts); 6] = [
 
 #[test]
 fn every_invariant_layout_gives_the_bits_of_one_worker() {
-    let folder = tempfile::tempdir().unwrap();
-    made(folder.path());
+    let folder = made();
     let prompts = prompts();
     let whole = run(
         options(folder.path(), layout(&WHOLE, Reduction::Invariant)),
@@ -117,8 +105,7 @@ fn every_invariant_layout_gives_the_bits_of_one_worker() {
 
 #[test]
 fn fast_layouts_stay_close() {
-    let folder = tempfile::tempdir().unwrap();
-    made(folder.path());
+    let folder = made();
     let prompts = prompts();
     let whole = run(options(folder.path(), layout(&WHOLE, Reduction::Fast)), &prompts);
     for (name, cuts) in &CUTS {
@@ -137,8 +124,7 @@ fn fast_layouts_stay_close() {
 
 #[test]
 fn batching_chunks_blocks_and_preemption_change_no_bit() {
-    let folder = tempfile::tempdir().unwrap();
-    made(folder.path());
+    let folder = made();
     let prompts = prompts();
     let whole = run(
         options(folder.path(), layout(&WHOLE, Reduction::Invariant)),
@@ -172,8 +158,7 @@ fn batching_chunks_blocks_and_preemption_change_no_bit() {
 
 #[test]
 fn an_emulated_device_is_slow_and_gives_the_same_bits() {
-    let folder = tempfile::tempdir().unwrap();
-    made(folder.path());
+    let folder = made();
     let prompts = prompts();
     let full = options(folder.path(), layout(&CUTS[0].1, Reduction::Invariant));
     let mut slow = full.clone();
@@ -203,10 +188,8 @@ fn an_emulated_device_is_slow_and_gives_the_same_bits() {
 
 #[test]
 fn bad_requests_hear_why_and_harm_nobody() {
-    let folder = tempfile::tempdir().unwrap();
-    made(folder.path());
-    let coordinator =
-        Coordinator::start(options(folder.path(), layout(&CUTS[3].1, Reduction::Invariant))).unwrap();
+    let folder = made();
+    let coordinator = start(folder.path(), &CUTS[3].1);
     let ask = |prompt: Vec<u32>, max_tokens| {
         let options = GenerateOptions { max_tokens, ..ALL };
         generate(&coordinator, &[prompt], &options)
@@ -232,8 +215,7 @@ fn bad_requests_hear_why_and_harm_nobody() {
 
 #[test]
 fn the_end_of_a_text_ends_a_sequence() {
-    let folder = tempfile::tempdir().unwrap();
-    made(folder.path());
+    let folder = made();
     let prompts = [vec![3, 1, 4]];
     let mut ending = options(folder.path(), layout(&WHOLE, Reduction::Invariant));
     let forced = run(ending.clone(), &prompts);

@@ -1,36 +1,18 @@
 //! The HTTP service over workers on threads.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 
 use infercluster_executor::admin;
-use infercluster_executor::checkpoint::make;
-use infercluster_executor::coordinator::Coordinator;
 use infercluster_executor::generate::{GenerateOptions, generate};
 use infercluster_executor::service::{Service, ServiceOptions};
 use infercluster_spec::MigrationPlan;
 use infercluster_spec::layout::Reduction;
 use infercluster_spec::migration::MigrationPhase;
 use serde_json::{Value, json};
-use support::{Cuts, WHOLE, layout, model, options};
 
-const EVEN: Cuts = Cuts {
-    layers: &[0, 4],
-    heads: &[0, 3, 6],
-    columns: &[0, 80, 160],
-    rows: &[0, 24, 48],
-    vocab: &[0, 48, 97],
-};
-const UNEVEN: Cuts = Cuts {
-    layers: &[0, 4],
-    heads: &[0, 5, 6],
-    columns: &[0, 112, 160],
-    rows: &[0, 34, 48],
-    vocab: &[0, 68, 97],
-};
+use crate::support::{Cuts, EVEN, UNEVEN, WHOLE, layout, made, model, start};
 
 /// A service of one made model.
 struct Running {
@@ -40,10 +22,8 @@ struct Running {
 
 impl Running {
     fn start(cuts: &Cuts) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        make(folder.path(), &model(), 5).unwrap();
-        let coordinator =
-            Coordinator::start(options(folder.path(), layout(cuts, Reduction::Invariant))).unwrap();
+        let folder = made();
+        let coordinator = start(folder.path(), cuts);
         let options = ServiceOptions {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             model_name: "made".to_owned(),
@@ -98,11 +78,7 @@ fn completions_whole_and_streamed_agree_with_generate() {
     let body = json!({
         "model": "made", "prompt": prompts, "max_tokens": 5, "ignore_eos": true, "logits_hash": true, "temperature": 0
     });
-    let direct = Coordinator::start(options(
-        running.folder.path(),
-        layout(&WHOLE, Reduction::Invariant),
-    ))
-    .unwrap();
+    let direct = start(running.folder.path(), &WHOLE);
     let asked = GenerateOptions {
         max_tokens: 5,
         ignore_eos: true,
@@ -274,11 +250,7 @@ fn a_replay_gives_the_same_over_http_and_inside() {
         logits_hash: true,
         slo: None,
     };
-    let direct = Coordinator::start(options(
-        running.folder.path(),
-        layout(&WHOLE, Reduction::Invariant),
-    ))
-    .unwrap();
+    let direct = start(running.folder.path(), &WHOLE);
     let closed = Pace::Closed {
         concurrency: 3,
         duration: None,

@@ -1,35 +1,16 @@
 //! The layout of a service changes while it answers, and no request notices.
 
-mod support;
-
 use infercluster_executor::bench::{MigrationBench, MigrationFloors, migrate};
-use infercluster_executor::checkpoint::make;
 use infercluster_executor::coordinator::{
-    Coordinator, CoordinatorOptions, GenerationRequest, Launch, MigrationError, MigrationPhase, StreamEvent,
+    Coordinator, CoordinatorOptions, GenerationRequest, MigrationError, MigrationPhase, StreamEvent,
     TokenStream,
 };
 use infercluster_executor::generate::{GenerateOptions, Generated, generate};
-use infercluster_executor::launch::WorkerCommand;
-use infercluster_executor::wire::handshake::TOKEN_VARIABLE;
-use infercluster_executor::worker::{self, WorkerOptions};
 use infercluster_spec::layout::Reduction;
 use infercluster_spec::{Bytes, EngineOptions, GpuId, Layout};
-use support::{Cuts, WHOLE, layout, model, options};
 
-const EVEN: Cuts = Cuts {
-    layers: &[0, 4],
-    heads: &[0, 3, 6],
-    columns: &[0, 80, 160],
-    rows: &[0, 24, 48],
-    vocab: &[0, 48, 97],
-};
-const UNEVEN: Cuts = Cuts {
-    layers: &[0, 4],
-    heads: &[0, 5, 6],
-    columns: &[0, 112, 160],
-    rows: &[0, 34, 48],
-    vocab: &[0, 68, 97],
-};
+use crate::support::{self, Cuts, EVEN, UNEVEN, WHOLE, WORKER, layout, made, options, processes};
+
 const LONG_FIRST: Cuts = Cuts {
     layers: &[0, 3, 4],
     ..WHOLE
@@ -61,8 +42,7 @@ fn bench(folder: &std::path::Path, from: &Cuts, to: &Cuts) -> MigrationBench {
 }
 
 fn check(from: &Cuts, to: &Cuts) {
-    let folder = tempfile::tempdir().unwrap();
-    make(folder.path(), &model(), 11).unwrap();
+    let folder = made();
     let outcome = migrate(&bench(folder.path(), from, to), |_| {}).unwrap();
     assert_eq!(outcome.migrations.len(), 8);
     let floors = MigrationFloors {
@@ -102,10 +82,7 @@ const ALL: GenerateOptions = GenerateOptions {
 };
 
 fn prompts() -> Vec<Vec<u32>> {
-    [3_u32, 30, 71]
-        .iter()
-        .map(|&length| (0..length).map(|i| (i * 31 + length * 7) % 97).collect())
-        .collect()
+    support::prompts(&[3, 30, 71])
 }
 
 /// A service with a made model and what it answers undisturbed.
@@ -113,8 +90,7 @@ fn service(
     from: Layout,
     change: impl FnOnce(&mut CoordinatorOptions),
 ) -> (tempfile::TempDir, Coordinator, Vec<Generated>) {
-    let folder = tempfile::tempdir().unwrap();
-    make(folder.path(), &model(), 11).unwrap();
+    let folder = made();
     let mut options = options(folder.path(), from);
     change(&mut options);
     let coordinator = Coordinator::start(options).unwrap();
@@ -296,34 +272,6 @@ fn memory_that_is_short_is_refused_with_the_shortage() {
     assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
 }
 
-/// The test binary in the role `worker`: this very test, run by name in a process of its own, finds the token in
-/// its environment and becomes a worker. Run as a test it does nothing.
-#[test]
-fn worker_role() {
-    let (Ok(token), Ok(arguments)) = (std::env::var(TOKEN_VARIABLE), std::env::var("WORKER_ARGUMENTS"))
-    else {
-        return;
-    };
-    let (address, gpu) = arguments.split_once(' ').unwrap();
-    let options = WorkerOptions::local(
-        address.parse().unwrap(),
-        GpuId(gpu.parse().unwrap()),
-        token.parse().unwrap(),
-    );
-    // The coordinator's end is a normal end here.
-    let _ = worker::run(&options);
-}
-
-/// Workers as real processes, started through a shell that turns the options into a variable.
-fn processes() -> Launch {
-    let script = r#"export WORKER_ARGUMENTS="$3 $5"; exec "$1" --exact worker_role --quiet"#;
-    let program = std::env::current_exe().unwrap();
-    Launch::Processes(WorkerCommand {
-        program: "sh".into(),
-        arguments: vec!["-c".into(), script.into(), "worker".into(), program.into()],
-    })
-}
-
 /// The uneven layout with its second rank on a device that has no seat before.
 fn onto_a_spare() -> Layout {
     let mut to = layout(&UNEVEN, Reduction::Invariant);
@@ -337,7 +285,7 @@ fn onto_a_spare() -> Layout {
 fn with_a_spare() -> (tempfile::TempDir, Coordinator, Vec<Generated>) {
     let mut from = layout(&EVEN, Reduction::Invariant);
     from.gpus.push(GpuId(2));
-    service(from, |options| options.launch = processes())
+    service(from, |options| options.launch = processes(WORKER))
 }
 
 #[test]

@@ -1,0 +1,10 @@
+//! What the executor promises, on made models and real sockets, in one binary.
+
+mod failures;
+mod golden;
+mod handshake;
+mod layouts;
+mod migration;
+mod numerics;
+mod service;
+mod support;
