@@ -1,7 +1,17 @@
 //! Text of a growing list of tokens: a letter of several bytes may span tokens, so text is held back until its
 //! last letter is whole.
+//!
+//! The pieces together are the text of the whole list, for every decoder whose text of a list begins with its text
+//! of a shorter one, apart from an unfinished letter at the end. Byte-fallback decoders spoil a whole run of bytes
+//! for one that is wrong, so a run is held back to its end.
 
 use tokenizers::Tokenizer;
+
+/// Tokens that are held back at most while their text is whole: long runs of bytes are letters of a script without
+/// tokens of its own, which readers want to see before the word ends.
+const RUN_LIMIT: usize = 64;
+/// Tokens that are held back at most: past the longest letter after a long run, bytes are no text and stay none.
+const HELD_LIMIT: usize = RUN_LIMIT + 8;
 
 /// The state of one stream.
 #[derive(Debug, Default)]
@@ -17,11 +27,14 @@ impl Detokenizer {
     /// The text that a token completes, often empty inside a letter.
     pub(super) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<String, tokenizers::Error> {
         self.tokens.push(token);
-        let (text, whole) = self.pending(tokenizer)?;
-        if !whole {
+        let text = self.pending(tokenizer)?;
+        if !self.is_ready(&text, is_byte(tokenizer, token)) {
             return Ok(String::new());
         }
-        self.context = self.read;
+        // Decoders treat the first text of a list as the beginning of a line, so the context always has some.
+        if !text.is_empty() {
+            self.context = self.read;
+        }
         self.read = self.tokens.len();
         Ok(text)
     }
@@ -31,43 +44,58 @@ impl Detokenizer {
         if self.read == self.tokens.len() {
             return Ok(String::new());
         }
-        Ok(self.pending(tokenizer)?.0)
+        self.pending(tokenizer)
     }
 
-    /// The text that is not out, and whether its last letter is whole.
-    fn pending(&self, tokenizer: &Tokenizer) -> Result<(String, bool), tokenizers::Error> {
+    fn is_ready(&self, text: &str, in_run: bool) -> bool {
+        let held = self.tokens.len() - self.read;
+        let whole = !text.ends_with(char::REPLACEMENT_CHARACTER);
+        whole && (!in_run || held >= RUN_LIMIT) || held >= HELD_LIMIT
+    }
+
+    /// The text that is not out.
+    fn pending(&self, tokenizer: &Tokenizer) -> Result<String, tokenizers::Error> {
         // Spaces between words depend on the token before, so both texts start at the same context.
         let out = tokenizer.decode(&self.tokens[self.context..self.read], true)?;
         let all = tokenizer.decode(&self.tokens[self.context..], true)?;
-        let text = all.get(out.len()..).unwrap_or_default().to_owned();
-        let whole = !text.ends_with(char::REPLACEMENT_CHARACTER);
-        Ok((text, whole))
+        Ok(all.get(out.len()..).unwrap_or_default().to_owned())
     }
+}
+
+/// Whether a token stands for one byte, as `<0xE6>` does.
+fn is_byte(tokenizer: &Tokenizer, token: u32) -> bool {
+    let word = tokenizer.id_to_token(token);
+    word.is_some_and(|word| word.len() == 6 && word.starts_with("<0x") && word.ends_with('>'))
 }
 
 #[cfg(test)]
 mod tests {
     use std::str::FromStr;
 
+    use proptest::prelude::*;
+
     use super::*;
 
-    /// A byte-level tokenizer whose vocabulary is the 256 bytes.
-    fn bytes_tokenizer() -> Tokenizer {
-        let mut letters: Vec<(u8, char)> = Vec::new();
+    /// A byte-level tokenizer whose vocabulary is the 256 bytes, a word, and halves of letters.
+    fn byte_level() -> Tokenizer {
         let mut next = 256;
-        for byte in 0..=255_u8 {
-            let shown = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-            let letter = if shown {
-                char::from(byte)
-            } else {
+        let letters: Vec<char> = (0..=255_u8)
+            .map(|byte| {
+                if matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) {
+                    return char::from(byte);
+                }
                 next += 1;
                 char::from_u32(next - 1).unwrap()
-            };
-            letters.push((byte, letter));
-        }
-        let vocab: serde_json::Map<String, serde_json::Value> = letters
-            .iter()
-            .map(|(byte, letter)| (letter.to_string(), (*byte).into()))
+            })
+            .collect();
+        let spell = |bytes: &[u8]| bytes.iter().map(|byte| letters[usize::from(*byte)]).collect();
+        let crab = "🦀".as_bytes();
+        let mut words: Vec<String> = (0..=255).map(|byte| spell(&[byte])).collect();
+        words.extend([&crab[..2], &crab[2..], &crab[1..3], b" word", b"\xc3\xa9\xc3"].map(spell));
+        let vocab: serde_json::Map<String, serde_json::Value> = words
+            .into_iter()
+            .zip(0..)
+            .map(|(word, id)| (word, id.into()))
             .collect();
         let file = serde_json::json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -82,31 +110,80 @@ mod tests {
         Tokenizer::from_str(&file.to_string()).unwrap()
     }
 
+    /// A tokenizer of the SentencePiece kind: bytes where a letter has no token, spaces inside words.
+    fn byte_fallback() -> Tokenizer {
+        Tokenizer::from_str(include_str!("../../tests/data/tokenizer.json")).unwrap()
+    }
+
+    /// Every piece, that of the end last.
+    fn pieces(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
+        let mut detokenizer = Detokenizer::default();
+        let mut pieces: Vec<String> = tokens
+            .iter()
+            .map(|token| detokenizer.push(tokenizer, *token).unwrap())
+            .collect();
+        pieces.push(detokenizer.finish(tokenizer).unwrap());
+        pieces
+    }
+
     #[test]
     fn letters_are_never_split() {
-        let tokenizer = bytes_tokenizer();
         let text = "a é 漢字 🦀!";
-        let mut detokenizer = Detokenizer::default();
-        let mut pieces = Vec::new();
-        for byte in text.bytes() {
-            pieces.push(detokenizer.push(&tokenizer, u32::from(byte)).unwrap());
-        }
+        let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
+        let pieces = pieces(&byte_level(), &tokens);
         assert_eq!(pieces.concat(), text);
-        assert_eq!(pieces.len(), text.len());
-        assert_eq!(
-            pieces.iter().filter(|piece| !piece.is_empty()).count(),
-            text.chars().count()
-        );
-        assert_eq!(detokenizer.finish(&tokenizer).unwrap(), "");
+        let said = pieces.iter().filter(|piece| !piece.is_empty()).count();
+        assert_eq!(said, text.chars().count());
+        assert_eq!(pieces.last().unwrap(), "");
     }
 
     #[test]
     fn a_broken_letter_comes_out_at_the_end() {
-        let tokenizer = bytes_tokenizer();
-        let mut detokenizer = Detokenizer::default();
         let crab = "🦀".as_bytes();
-        assert_eq!(detokenizer.push(&tokenizer, u32::from(b'x')).unwrap(), "x");
-        assert_eq!(detokenizer.push(&tokenizer, u32::from(crab[0])).unwrap(), "");
-        assert_eq!(detokenizer.finish(&tokenizer).unwrap(), "\u{fffd}");
+        let tokens = [u32::from(b'x'), u32::from(crab[0])];
+        assert_eq!(pieces(&byte_level(), &tokens), ["x", "", "\u{fffd}"]);
+    }
+
+    #[test]
+    fn a_run_of_bytes_comes_out_at_its_end() {
+        let tokenizer = byte_fallback();
+        let id = |word: &str| tokenizer.token_to_id(word).unwrap();
+        let crab = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x80>"].map(id);
+        let tokens = [&[id("▁hello")], &crab[..], &[id("</s>"), id("▁world")]].concat();
+        // A special token has no text, but ends the run; the space after it is inside the line.
+        let expected = ["hello", "", "", "", "", "🦀", " world", ""];
+        assert_eq!(pieces(&tokenizer, &tokens), expected);
+    }
+
+    #[test]
+    fn a_long_run_is_not_held_back_for_ever() {
+        let tokenizer = byte_fallback();
+        let letter = ["<0xE0>", "<0xBD>", "<0x80>"].map(|word| tokenizer.token_to_id(word).unwrap());
+        let found = pieces(&tokenizer, &letter.repeat(50));
+        assert_eq!(found.concat(), "ཀ".repeat(50));
+        assert!(found.iter().filter(|piece| !piece.is_empty()).count() > 2);
+        // Bytes that never become a letter come out too, and cost no more than the limit allows.
+        let found = pieces(&tokenizer, &[letter[0]].repeat(500));
+        assert_eq!(found.concat(), "\u{fffd}".repeat(500));
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_whole_byte_level(tokens in prop::collection::vec(0_u32..264, 0..48)) {
+            let tokenizer = byte_level();
+            let whole = tokenizer.decode(&tokens, true).unwrap();
+            prop_assert_eq!(pieces(&tokenizer, &tokens).concat(), whole);
+        }
+
+        /// Ids past the vocabulary are what a model with a padded head may give: they have no text.
+        #[test]
+        fn pieces_are_the_whole_byte_fallback(tokens in prop::collection::vec(
+            // Bytes of letters as often as anything else, so that letters come whole, cut and wrong.
+            prop_oneof![0_u32..290, Just(3 + 0xe6), Just(3 + 0xbc), Just(3 + 0xa2), 259_u32..281], 0..48
+        )) {
+            let tokenizer = byte_fallback();
+            let whole = tokenizer.decode(&tokens, true).unwrap();
+            prop_assert_eq!(pieces(&tokenizer, &tokens).concat(), whole);
+        }
     }
 }
