@@ -48,12 +48,23 @@ fn cluster(large: u32, small: u32) -> Cluster {
     }
 }
 
+/// Devices of each type, sequences in flight and reduction.
+const CASES: [(u32, u32, u32, Reduction); 7] = [
+    (1, 1, 8, Reduction::Fast),
+    (2, 2, 8, Reduction::Fast),
+    (2, 2, 64, Reduction::Fast),
+    (3, 3, 64, Reduction::Fast),
+    (4, 4, 8, Reduction::Fast),
+    (4, 4, 64, Reduction::Fast),
+    (4, 4, 64, Reduction::Invariant),
+];
+
 fn bench(criterion: &mut Criterion) {
     let text = include_str!("../../sim/spec/examples/model.json");
     let model: Model = json::read("model.json", text).expect("the example reads");
     let mut group = criterion.benchmark_group("plan_replica_llama_3_1_8b");
     group.sample_size(10);
-    for (large, small, sequences) in [(1, 1, 8), (2, 2, 8), (2, 2, 64), (3, 3, 64)] {
+    for (large, small, sequences, reduction) in CASES {
         let cluster = cluster(large, small);
         let cost = AnalyticCost::new(&cluster, &Calibration::default()).expect("the cluster is described");
         let problem = PlanProblem {
@@ -61,7 +72,7 @@ fn bench(criterion: &mut Criterion) {
             model: &model,
             cluster: &cluster,
             gpus: cluster.gpus().map(|(_, gpu)| gpu.id).collect(),
-            reduction: Reduction::Fast,
+            reduction,
             numerics: "cuda-bf16/1".to_owned(),
             quantum: DEFAULT_QUANTUM,
             kv: KvCache {
@@ -75,7 +86,7 @@ fn bench(criterion: &mut Criterion) {
             reserve: Bytes(1 << 30),
         };
         group.bench_function(
-            format!("{large}+{small} devices, {sequences} sequences"),
+            format!("{large}+{small} devices, {sequences} sequences, {reduction:?}"),
             |bencher| {
                 bencher.iter(|| plan_replica(black_box(&problem)));
             },

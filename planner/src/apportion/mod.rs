@@ -132,6 +132,18 @@ pub fn apportion(problem: &GroupProblem) -> Result<GroupShares, Shortage> {
     joint::least(problem, oracle, &alone)
 }
 
+/// Whether it is proven, by the fluid test alone, that memory does not hold the units.
+pub fn is_refuted(problem: &GroupProblem) -> bool {
+    problem.check();
+    Oracle::new(problem, &Cell::new(0)).refuted(&Limits::none(problem))
+}
+
+/// Whether memory certainly holds the units: some shares were found.
+pub fn is_held(problem: &GroupProblem) -> bool {
+    problem.check();
+    Oracle::new(problem, &Cell::new(0)).is_feasible(&Limits::none(problem))
+}
+
 impl GroupProblem {
     /// Kinds of units: heads, which are kind 0, and the counted ones.
     fn kinds(&self) -> usize {

@@ -11,6 +11,20 @@ use super::{Feasible, GroupProblem, HeadShare, Shortage, exact};
 #[derive(Debug, Clone)]
 pub(super) struct Limits(pub(super) Vec<Vec<u64>>);
 
+impl Limits {
+    /// No limit at all.
+    pub(super) fn none(problem: &GroupProblem) -> Self {
+        let heads = problem.heads.segments.len();
+        let counts = problem.counts.iter().map(|share| share.segments.len());
+        Self(
+            std::iter::once(heads)
+                .chain(counts)
+                .map(|segments| vec![u64::MAX; segments])
+                .collect(),
+        )
+    }
+}
+
 pub(super) struct Oracle<'a> {
     pub(super) problem: &'a GroupProblem,
     /// Elementary steps that answers took so far.

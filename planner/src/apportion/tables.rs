@@ -37,6 +37,18 @@ impl HeadTimes {
         Ok(Self { kv_heads, by_rank })
     }
 
+    /// One table of tables for some ranks each, all of the same model.
+    ///
+    /// # Panics
+    /// Where there is none.
+    pub fn side_by_side<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut parts = parts.into_iter();
+        let mut all = parts.next().expect("there is a table").clone();
+        all.by_rank
+            .extend(parts.flat_map(|part| part.by_rank.iter().cloned()));
+        all
+    }
+
     /// The same for that many repetitions.
     pub fn repeated(&self, times: u64) -> Self {
         Self {
@@ -81,6 +93,14 @@ impl CountTimes {
         Ok(Self {
             by_rank: by_rank.collect::<Result<_, E>>()?,
         })
+    }
+
+    /// One table of tables for some ranks each, all of the same units.
+    pub fn side_by_side<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
+        let rows = parts.into_iter().flat_map(|part| part.by_rank.iter().cloned());
+        Self {
+            by_rank: rows.collect(),
+        }
     }
 
     /// The same for that many repetitions.

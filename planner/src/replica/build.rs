@@ -3,7 +3,7 @@
 use infercluster_spec::layout::{LayerGroup, Layout, Reduction, Replica, ReplicaRole, Shard, Stage};
 use infercluster_spec::{GpuId, IndexRange};
 
-use super::stage::row_units;
+use super::bytes::row_units;
 use super::{Candidate, CandidateStage, PlanProblem};
 
 /// The layout of a candidate.

@@ -9,6 +9,16 @@ pub(super) struct Cut {
     pub(super) value: u64,
 }
 
+/// What stage times give; `handover` is added to the way through all stages.
+pub(super) fn value(times: &[u64], handover: u64, objective: Objective) -> u64 {
+    let way = times.iter().fold(handover, |way, time| way.saturating_add(*time));
+    let slowest = times.iter().max().copied().unwrap_or(0);
+    match objective {
+        Objective::Latency => way,
+        Objective::Throughput => way.max((times.len() as u64).saturating_mul(slowest)),
+    }
+}
+
 /// The best cut, where `times[stage][layers]` is the time of a stage with that many layers, if it can hold
 /// them; `handover` is added to the way through all stages.
 ///
@@ -23,16 +33,9 @@ pub(super) fn best(
 ) -> Option<Cut> {
     let stages = times.len() as u64;
     let value = |cut: &[u32]| {
-        let each = || {
-            cut.iter()
-                .zip(times)
-                .map(|(layers, times)| times[*layers as usize].unwrap_or(u64::MAX))
-        };
-        let way = each().fold(handover, u64::saturating_add);
-        match objective {
-            Objective::Latency => way,
-            Objective::Throughput => way.max(stages.saturating_mul(each().max().unwrap_or(0))),
-        }
+        let each = cut.iter().zip(times);
+        let each = each.map(|(layers, times)| times[*layers as usize].unwrap_or(u64::MAX));
+        value(&each.collect::<Vec<_>>(), handover, objective)
     };
     let mut limits: Vec<u64> = times.iter().flatten().flatten().copied().collect();
     limits.sort_unstable();

@@ -2,9 +2,10 @@
 //! shares.
 //!
 //! **Search.** Devices of one type, speed, memory and node are interchangeable. Every way to deal them out to
-//! ordered stages is a *structure* (`structures`), up to [`STRUCTURE_LIMIT`] of them. For a stage the shares
-//! come from [`crate::apportion`] under the memory of its devices (`stage`); layer cuts come from a dynamic program over those (`cuts`). Ranks of a group stand
-//! in the order in which the problem lists the devices.
+//! ordered stages is a *structure* (`structures`), up to [`STRUCTURE_LIMIT`] of them, taken in the order of a
+//! bound from below until that bound reaches the best plan (`search`). For a stage the shares come from
+//! [`crate::apportion`] under the memory of its devices (`stage`); layer cuts come from a dynamic program over
+//! those (`cuts`). Ranks of a group stand in the order in which the problem lists the devices.
 //!
 //! **Objective.** The time in which every sequence of the workload advances by one token, prefill work in its
 //! steady proportion included. With as many micro-batches as stages it is the slowest stage times the number of
@@ -18,10 +19,15 @@
 
 mod baseline;
 mod build;
+mod bytes;
 mod cuts;
 mod explain;
+mod ideal;
+mod infeasible;
+mod search;
 mod stage;
 mod structures;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod workload;
@@ -32,10 +38,9 @@ use infercluster_spec::{Bytes, Cluster, GpuId, Layout, Model, SimDuration};
 
 pub use baseline::{Baseline, BaselineKind};
 pub use explain::{BindingConstraint, StagePlan};
-pub use stage::ShareBounds;
+pub use ideal::ShareBounds;
+pub use infeasible::Infeasible;
 pub use workload::Workload;
-
-use stage::StageSolver;
 
 /// What a replica is planned for.
 #[derive(Clone)]
@@ -102,10 +107,11 @@ pub struct ReplicaPlan {
     pub baselines: Vec<Baseline>,
     /// What ideal shares of this structure would reach.
     pub bounds: ShareBounds,
-    /// Structures that were priced.
+    /// Structures that were priced or ruled out by a bound.
     pub structures: usize,
-    /// Whether every structure was priced with proven shares: then no layout of one replica over these devices
-    /// in this rank order is faster.
+    /// Whether every structure was looked at, with proven shares: then no layout of one replica over these
+    /// devices in this rank order is faster, where a last unit of columns, rows or words that is short counts
+    /// as a whole one.
     pub exact: bool,
 }
 
@@ -118,18 +124,6 @@ impl ReplicaPlan {
             .find(|baseline| baseline.kind == BaselineKind::Even)?;
         Some(even.step_time.as_seconds() / self.step_time.as_seconds())
     }
-}
-
-/// Why no layout holds the workload, and what would fit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Infeasible {
-    /// Bytes of weights and KV beyond the memory of all devices together; zero where the sum would fit, but no
-    /// way to cut it does.
-    pub missing: Bytes,
-    /// The most sequences of the same mean context that fit; `None` where not one does.
-    pub nearest_sequences: Option<u32>,
-    /// The longest mean context at which the same number of sequences fits; `None` where no context does.
-    pub nearest_context: Option<u64>,
 }
 
 /// Why a problem cannot be searched.
@@ -169,6 +163,14 @@ pub enum ReplicaError {
         /// Which value.
         field: &'static str,
     },
+    /// An operator that a cost model says takes longer than a plan counts.
+    #[error("one operator takes {seconds} s, {limit} is the longest that a plan counts")]
+    TooLong {
+        /// What the cost model said.
+        seconds: f64,
+        /// The longest that is counted.
+        limit: SimDuration,
+    },
     /// A model whose heads do not form groups.
     #[error("{kv_heads} KV heads do not divide the model's {query_heads} query heads")]
     HeadGroups {
@@ -179,23 +181,16 @@ pub enum ReplicaError {
     },
 }
 
-/// Structures that one search prices.
-pub const STRUCTURE_LIMIT: usize = 2_000;
+/// Structures that one search looks at.
+pub const STRUCTURE_LIMIT: usize = 20_000;
 
 /// The best layout of one replica over the problem's devices.
 pub fn plan_replica(problem: &PlanProblem) -> Result<PlanOutcome, ReplicaError> {
     check(problem)?;
-    let Found {
-        best,
-        structures,
-        exact,
-    } = search(problem)?;
+    let list = structures::structures(problem)?;
+    let search::Found { best, exact } = search::search(problem, &list)?;
     let Some(best) = best else {
-        return Ok(PlanOutcome::Infeasible(Infeasible {
-            missing: missing(problem)?,
-            nearest_sequences: nearest_sequences(problem)?,
-            nearest_context: nearest_context(problem)?,
-        }));
+        return Ok(PlanOutcome::Infeasible(infeasible::nearest(problem, &list)?));
     };
     let layout = build::layout(problem, &best);
     let seconds = best.value.as_seconds();
@@ -204,9 +199,9 @@ pub fn plan_replica(problem: &PlanProblem) -> Result<PlanOutcome, ReplicaError> 
         output_tokens_per_s: f64::from(problem.workload.sequences) / seconds,
         stages: explain::stages(problem, &best, &layout)?,
         baselines: baseline::baselines(problem)?,
-        bounds: stage::bounds(problem, &best)?,
+        bounds: ideal::bounds(problem, &best, &list.classes)?,
         layout,
-        structures,
+        structures: list.structures.len(),
         exact,
     })))
 }
@@ -223,94 +218,6 @@ struct CandidateStage {
     gpus: Vec<GpuId>,
     layers: u32,
     option: stage::StageOption,
-}
-
-struct Found {
-    best: Option<Candidate>,
-    structures: usize,
-    exact: bool,
-}
-
-fn search(problem: &PlanProblem) -> Result<Found, ReplicaError> {
-    let list = structures::structures(problem)?;
-    let mut solver = StageSolver::new(problem, list.classes)?;
-    let mut best: Option<Candidate> = None;
-    for structure in &list.structures {
-        let beat = best.as_ref().map(|best| best.value);
-        if let Some(candidate) = price(problem, &mut solver, structure, beat)? {
-            best = Some(candidate);
-        }
-    }
-    Ok(Found {
-        best,
-        structures: list.structures.len(),
-        exact: list.all && solver.all_exact(),
-    })
-}
-
-/// The best cuts of one structure; `None` where memory or links rule it out or it does not beat `beat`.
-///
-/// Shares are solved only for the numbers of layers that a cut takes: others stand with a bound from below,
-/// so that a cut whose every stage is solved is the best.
-fn price(
-    problem: &PlanProblem,
-    solver: &mut StageSolver,
-    structure: &[Vec<GpuId>],
-    beat: Option<SimDuration>,
-) -> Result<Option<Candidate>, ReplicaError> {
-    let count = structure.len();
-    let mut groups = Vec::with_capacity(count);
-    for (position, gpus) in structure.iter().enumerate() {
-        match solver.group(gpus, count, position + 1 == count)? {
-            Some(group) => groups.push(group),
-            None => return Ok(None),
-        }
-    }
-    let Some(handovers) = solver.handovers(structure)? else {
-        return Ok(None);
-    };
-    let handover: u64 = handovers.iter().sum();
-    loop {
-        let times: Vec<Vec<Option<u64>>> = groups.iter().map(|group| solver.times(*group)).collect();
-        let cut = cuts::best(&times, handover, problem.objective, problem.model.layers);
-        let Some(cut) = cut.filter(|cut| beat.is_none_or(|beat| cut.value < beat.0)) else {
-            return Ok(None);
-        };
-        let chosen = || groups.iter().copied().zip(cut.layers.iter().copied());
-        let options = chosen().map(|(group, layers)| solver.solved(group, layers).cloned());
-        if let Some(options) = options.collect::<Option<Vec<_>>>() {
-            let stages = structure.iter().zip(&cut.layers).zip(options);
-            let stages = stages.map(|((gpus, layers), option)| CandidateStage {
-                gpus: gpus.clone(),
-                layers: *layers,
-                option,
-            });
-            return Ok(Some(Candidate {
-                value: SimDuration(cut.value),
-                stages: stages.collect(),
-            }));
-        }
-        for (group, layers) in chosen() {
-            if solver.solved(group, layers).is_none() {
-                solver.solve(group, layers);
-            }
-        }
-    }
-}
-
-/// Bytes of weights and KV beyond the memory of all devices together.
-fn missing(problem: &PlanProblem) -> Result<Bytes, ReplicaError> {
-    let model = problem.model;
-    let head = (u64::from(model.vocab) + 1) * u64::from(model.hidden);
-    let params = u64::from(model.layers) * model.layer_params() + head;
-    let kv_tokens = problem.workload.kv_tokens(problem.kv.block_size);
-    let kv = u128::from(model.kv_bytes_per_token(problem.kv.dtype).0) * u128::from(kv_tokens);
-    let needed = u128::from(model.dtype.bytes(params).0) + kv;
-    let memory = stage::usable_memory(problem, &problem.gpus)?;
-    let there: u128 = memory.iter().map(|bytes| u128::from(bytes.0)).sum();
-    Ok(Bytes(
-        u64::try_from(needed.saturating_sub(there)).unwrap_or(u64::MAX),
-    ))
 }
 
 fn check(problem: &PlanProblem) -> Result<(), ReplicaError> {
@@ -348,55 +255,4 @@ fn check(problem: &PlanProblem) -> Result<(), ReplicaError> {
         });
     }
     Ok(())
-}
-
-fn fits(problem: &PlanProblem, workload: Workload) -> Result<bool, ReplicaError> {
-    let problem = PlanProblem {
-        workload,
-        ..problem.clone()
-    };
-    Ok(search(&problem)?.best.is_some())
-}
-
-/// The largest value in `1..limit` that fits, for something that fits less the larger it is.
-fn largest_fitting(
-    limit: u64,
-    mut fits: impl FnMut(u64) -> Result<bool, ReplicaError>,
-) -> Result<Option<u64>, ReplicaError> {
-    let (mut low, mut high) = (0, limit);
-    while low + 1 < high {
-        let middle = low + (high - low) / 2;
-        if fits(middle)? {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    Ok(Some(low).filter(|largest| *largest > 0))
-}
-
-fn nearest_sequences(problem: &PlanProblem) -> Result<Option<u32>, ReplicaError> {
-    let asked = problem.workload;
-    let largest = largest_fitting(u64::from(asked.sequences), |sequences| {
-        let sequences = sequences as u32;
-        fits(problem, Workload { sequences, ..asked })
-    })?;
-    Ok(largest.map(|sequences| sequences as u32))
-}
-
-fn nearest_context(problem: &PlanProblem) -> Result<Option<u64>, ReplicaError> {
-    let asked = problem.workload;
-    let block = u64::from(problem.kv.block_size);
-    let blocks = asked.mean_context.div_ceil(block);
-    let largest = largest_fitting(blocks, |blocks| {
-        let mean_context = blocks * block;
-        fits(
-            problem,
-            Workload {
-                mean_context,
-                ..asked
-            },
-        )
-    })?;
-    Ok(largest.map(|blocks| blocks * block))
 }

@@ -19,40 +19,50 @@ pub(super) struct Structures {
 /// What makes devices interchangeable: node, type, bits of the speed, memory.
 type Likeness<'a> = (NodeId, &'a str, u64, Bytes);
 
-/// Devices that are interchangeable.
-struct Class {
-    members: Vec<GpuId>,
-}
-
-/// Every structure, fewest stages first, up to [`STRUCTURE_LIMIT`].
+/// Every structure, fewest stages first, up to [`STRUCTURE_LIMIT`]. Every number of stages has the same right
+/// to the limit, and begins with the devices cut in their order into stages of nearly equal number.
 pub(super) fn structures(problem: &PlanProblem) -> Result<Structures, ReplicaError> {
     let classes = classes(problem)?;
+    let sizes = sizes(&classes);
     let most = problem.gpus.len().min(problem.model.layers as usize);
-    let counts: Vec<usize> = problem
-        .stages
-        .map_or_else(|| (1..=most).collect(), |stages| vec![stages]);
-    let numbered = classes.iter().enumerate();
-    let numbered = numbered.flat_map(|(class, own)| own.members.iter().map(move |gpu| (*gpu, class)));
-    let mut dealing = Dealing {
-        problem,
-        classes: &classes,
-        stages: Vec::new(),
-        found: Structures {
-            structures: Vec::new(),
-            classes: numbered.collect(),
-            all: true,
-        },
+    let counts = match problem.stages {
+        Some(stages) => stages..=stages,
+        None => 1..=most,
     };
-    for count in counts {
-        let left: Vec<usize> = classes.iter().map(|class| class.members.len()).collect();
-        dealing.deal(count, &left);
+    let mut found = Structures {
+        structures: Vec::new(),
+        classes: problem
+            .gpus
+            .iter()
+            .copied()
+            .zip(classes.iter().copied())
+            .collect(),
+        // Elsewhere the ranks of a group may stand in more orders than the one that is tried.
+        all: classes.is_sorted(),
+    };
+    let numbers = counts.clone().count();
+    for (position, count) in counts.enumerate() {
+        let limit = (STRUCTURE_LIMIT - found.structures.len()) / (numbers - position);
+        let mut dealing = Dealing {
+            limit: limit.max(1),
+            stages: Vec::new(),
+            found: vec![in_order(&classes, &sizes, count)],
+            all: true,
+        };
+        dealing.deal(count, &sizes);
+        found.all &= dealing.all;
+        let structures = dealing.found.iter();
+        found
+            .structures
+            .extend(structures.map(|dealt| on_devices(&problem.gpus, &classes, dealt)));
     }
-    Ok(dealing.found)
+    Ok(found)
 }
 
-fn classes(problem: &PlanProblem) -> Result<Vec<Class>, ReplicaError> {
-    let mut keyed: Vec<(Likeness, Class)> = Vec::new();
-    for id in &problem.gpus {
+/// The class of every device of the problem, in its order.
+fn classes(problem: &PlanProblem) -> Result<Vec<usize>, ReplicaError> {
+    let mut known: Vec<Likeness> = Vec::new();
+    let mut class = |id: &GpuId| {
         let unknown = || ReplicaError::UnknownMemory {
             gpu: *id,
             cluster: problem.cluster.name.clone(),
@@ -63,45 +73,71 @@ fn classes(problem: &PlanProblem) -> Result<Vec<Class>, ReplicaError> {
             .find(|(_, gpu)| gpu.id == *id)
             .ok_or_else(unknown)?;
         let memory = problem.cluster.memory(gpu).ok_or_else(unknown)?;
-        let key = (
-            node,
-            gpu.device_type.as_str(),
-            gpu.speed.value().to_bits(),
-            memory,
-        );
-        match keyed.iter_mut().find(|(other, _)| *other == key) {
-            Some((_, class)) => class.members.push(*id),
-            None => keyed.push((key, Class { members: vec![*id] })),
-        }
+        let speed = gpu.speed.value().to_bits();
+        let likeness = (node, gpu.device_type.as_str(), speed, memory);
+        Ok(known
+            .iter()
+            .position(|other| *other == likeness)
+            .unwrap_or_else(|| {
+                known.push(likeness);
+                known.len() - 1
+            }))
+    };
+    problem.gpus.iter().map(&mut class).collect()
+}
+
+/// Devices of each class.
+fn sizes(classes: &[usize]) -> Vec<usize> {
+    let most = classes.iter().max().map_or(0, |class| class + 1);
+    let mut sizes = vec![0; most];
+    for class in classes {
+        sizes[*class] += 1;
     }
-    Ok(keyed.into_iter().map(|(_, class)| class).collect())
+    sizes
 }
 
-struct Dealing<'a> {
-    problem: &'a PlanProblem<'a>,
-    classes: &'a [Class],
-    /// Devices of each class by stage dealt so far.
-    stages: Vec<Vec<usize>>,
-    found: Structures,
-}
+/// Devices of each class by stage.
+type Dealt = Vec<Vec<usize>>;
 
-impl Dealing<'_> {
-    fn deal(&mut self, stages_left: usize, left: &[usize]) {
-        if self.found.structures.len() >= STRUCTURE_LIMIT {
-            self.found.all = false;
-            return;
+/// Devices cut in their order into stages of nearly equal number.
+fn in_order(classes: &[usize], sizes: &[usize], stages: usize) -> Dealt {
+    let devices = classes.len();
+    let stage = |stage: usize| {
+        let mut own = vec![0; sizes.len()];
+        for class in &classes[stage * devices / stages..(stage + 1) * devices / stages] {
+            own[*class] += 1;
         }
+        own
+    };
+    (0..stages).map(stage).collect()
+}
+
+struct Dealing {
+    limit: usize,
+    stages: Dealt,
+    /// The first of them is met again.
+    found: Vec<Dealt>,
+    all: bool,
+}
+
+impl Dealing {
+    fn deal(&mut self, stages_left: usize, left: &[usize]) {
         if stages_left == 1 {
             self.stages.push(left.to_vec());
-            let structure = self.structure();
-            self.found.structures.push(structure);
+            if self.stages != self.found[0] {
+                if self.found.len() < self.limit {
+                    self.found.push(self.stages.clone());
+                } else {
+                    self.all = false;
+                }
+            }
             self.stages.pop();
             return;
         }
         // What stays must give every later stage a device.
         let total: usize = left.iter().sum();
         let mut own = vec![0; left.len()];
-        while next_vector(&mut own, left) {
+        while self.all && next_vector(&mut own, left) {
             let taken: usize = own.iter().sum();
             if total - taken < stages_left - 1 {
                 continue;
@@ -112,23 +148,22 @@ impl Dealing<'_> {
             self.stages.pop();
         }
     }
+}
 
-    /// Numbers of devices become devices: lower ones of a class go to earlier stages, and inside a stage the
-    /// problem's order holds.
-    fn structure(&self) -> Vec<Vec<GpuId>> {
-        let mut next = vec![0; self.classes.len()];
-        let stage = |own: &Vec<usize>| {
-            let mut members = Vec::new();
-            for (class, count) in own.iter().enumerate() {
-                members.extend_from_slice(&self.classes[class].members[next[class]..next[class] + count]);
-                next[class] += count;
-            }
-            let mut ordered = self.problem.gpus.clone();
-            ordered.retain(|gpu| members.contains(gpu));
-            ordered
-        };
-        self.stages.iter().map(stage).collect()
+/// Numbers of devices become devices: lower ones of a class go to earlier stages, and inside a stage the
+/// problem's order holds.
+fn on_devices(gpus: &[GpuId], classes: &[usize], dealt: &Dealt) -> Vec<Vec<GpuId>> {
+    let mut left = dealt.clone();
+    let mut stages = vec![Vec::new(); dealt.len()];
+    for (gpu, class) in gpus.iter().zip(classes) {
+        let stage = left
+            .iter()
+            .position(|own| own[*class] > 0)
+            .expect("every device is dealt");
+        left[stage][*class] -= 1;
+        stages[stage].push(*gpu);
     }
+    stages
 }
 
 /// Counts `vector` up below or at `most`, skipping zero; false after the last.

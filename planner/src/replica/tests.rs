@@ -195,7 +195,7 @@ fn best_stage(
         vec![Vec::new()]
     };
     let rows = match problem.reduction {
-        Reduction::Invariant => all_ranges(model.hidden, stage::row_units(model.hidden).0, gpus.len(), 0),
+        Reduction::Invariant => all_ranges(model.hidden, bytes::row_units(model.hidden).0, gpus.len(), 0),
         Reduction::Fast => vec![Vec::new()],
     };
     // What goes with the heads and columns: every cut of rows with every cut of the vocabulary.
@@ -320,6 +320,33 @@ fn memory_equals_enumeration() {
         seen[usize::from(plan.is_some())] += 1;
     }
     assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+}
+
+#[test]
+fn bounds_hold_where_the_last_column_unit_is_short() {
+    // Three units of 256 columns, the last of them 10: the table charges it as a whole one, no bound may.
+    let model = Model {
+        ffn: 2 * 256 + 10,
+        ..heavy(2, 2, 2, 1)
+    };
+    let cluster = cluster(&[(1.0, ROOMY), (0.9, ROOMY)]);
+    let cost = AnalyticCost::new(&cluster, &Calibration::default()).unwrap();
+    let problem = PlanProblem {
+        stages: Some(1),
+        ..problem(&cost, &model, &cluster)
+    };
+    let truth = enumerate(&problem).unwrap();
+    let PlanOutcome::Plan(plan) = plan_replica(&problem).unwrap() else {
+        panic!("it fits")
+    };
+    let slack = 1.0 + 1e-9;
+    assert!(
+        plan.bounds.integer.as_seconds() <= truth * slack,
+        "{:?}, {truth}",
+        plan.bounds
+    );
+    assert!(plan.bounds.continuous <= plan.bounds.integer);
+    assert!(plan.step_time.as_seconds() * slack >= truth);
 }
 
 #[test]
