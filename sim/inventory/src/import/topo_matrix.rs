@@ -7,14 +7,24 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::Problem;
+use super::error::ImportError;
+use super::facts::{Device, GpuFacts, NicFacts, PairFacts};
 use super::table::{Line, lines};
+use super::text::Text;
+use super::{Import, Kind, Problem};
+
+/// Most devices of a matrix: twice what any host has.
+const DEVICES_LIMIT: usize = 320;
 
 /// How two devices of a host are connected, closest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Connection {
     /// A bond of so many NVLinks.
     Nvlink(u32),
+    /// So many xGMI links.
+    Xgmi(u32),
+    /// One switch on the board that both are on.
+    Psb,
     /// At most one PCI Express bridge.
     Pix,
     /// Several bridges below one host bridge.
@@ -25,17 +35,22 @@ pub enum Connection {
     Node,
     /// The interconnect between sockets.
     Sys,
+    /// The same, as drivers before 2017 call it.
+    Soc,
 }
 
 impl fmt::Display for Connection {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Self::Nvlink(links) => write!(f, "NV{links}"),
+            Self::Xgmi(links) => write!(f, "XGMI{links}"),
+            Self::Psb => f.write_str("PSB"),
             Self::Pix => f.write_str("PIX"),
             Self::Pxb => f.write_str("PXB"),
             Self::Phb => f.write_str("PHB"),
             Self::Node => f.write_str("NODE"),
             Self::Sys => f.write_str("SYS"),
+            Self::Soc => f.write_str("SOC"),
         }
     }
 }
@@ -51,6 +66,8 @@ pub struct TopoMatrix {
     pub connections: BTreeMap<(usize, usize), Connection>,
     /// Device names of NICs that a legend gives, such as `NIC0` for `mlx5_0`.
     pub nic_names: BTreeMap<String, String>,
+    /// Lines of the header and of each device's row; the header's where a row is missing.
+    pub lines: Vec<usize>,
     /// Whether every row that the header announces is there in full.
     pub is_complete: bool,
     /// What is lost or contradicts, by line.
@@ -65,7 +82,7 @@ pub fn read(text: &str) -> Option<TopoMatrix> {
     for line in rest {
         reader.line(&line);
     }
-    Some(reader.finish(header.number))
+    Some(reader.finish())
 }
 
 impl TopoMatrix {
@@ -96,6 +113,8 @@ fn cell(word: &str) -> Option<Cell> {
         "PHB" => Connection::Phb,
         "NODE" => Connection::Node,
         "SYS" => Connection::Sys,
+        "SOC" => Connection::Soc,
+        "PSB" => Connection::Psb,
         _ => {
             let links = word.strip_prefix("NV")?.parse().ok();
             Connection::Nvlink(links.filter(|links| *links > 0)?)
@@ -116,15 +135,17 @@ fn is_gpu(word: &str) -> bool {
 
 /// A row starts with a device too, but a cell follows it.
 fn is_header(line: &Line) -> bool {
-    let after = line.words.get(1).map(String::as_str);
-    is_gpu(&line.words[0]) && after.is_none_or(|word| cell(word).is_none() && !is_peer_status(word))
+    let words = line.words();
+    is_gpu(words[0])
+        && words
+            .get(1)
+            .is_none_or(|word| cell(word).is_none() && !is_peer_status(word))
 }
 
 /// Names of a header, up to the affinity columns.
-fn named(line: &Line) -> impl Iterator<Item = &String> {
-    line.words
-        .iter()
-        .take_while(|word| !["CPU", "NUMA", "GPU"].contains(&word.as_str()))
+fn named<'a>(line: &'a Line) -> impl Iterator<Item = &'a str> {
+    let words = line.words().into_iter();
+    words.take_while(|word| !["CPU", "NUMA", "GPU"].contains(word))
 }
 
 /// A cell with the line that it stands in.
@@ -138,54 +159,103 @@ struct Seen {
 
 struct Reader {
     matrix: TopoMatrix,
+    header_line: usize,
     rows_done: Vec<bool>,
     seen: BTreeMap<(usize, usize), Vec<Seen>>,
+    /// Affinity words behind the cells of GPU rows: the most of any ended row.
+    affinity_words: usize,
+    /// The same of a last row that no line end follows, with its line.
+    open_affinity: Option<(usize, usize)>,
+    is_lossy: bool,
 }
 
 impl Reader {
     fn new(header: &Line) -> Self {
-        let mut devices: Vec<String> = Vec::new();
-        let mut problems = Vec::new();
+        let mut reader = Self {
+            matrix: TopoMatrix::default(),
+            header_line: header.number,
+            rows_done: Vec::new(),
+            seen: BTreeMap::new(),
+            affinity_words: 0,
+            open_affinity: None,
+            is_lossy: false,
+        };
         for name in named(header) {
-            if devices.contains(name) {
-                problems.push(problem(header.number, format!("the header names {name} twice")));
+            if reader.matrix.devices.iter().any(|known| known == name) {
+                reader.lost(header.number, format!("the header names {name} twice"));
+            } else if reader.matrix.devices.len() == DEVICES_LIMIT {
+                let what = format!("the header names more than {DEVICES_LIMIT} devices");
+                reader.lost(header.number, what);
+                break;
             } else {
-                devices.push(name.clone());
+                reader.matrix.devices.push(name.to_owned());
             }
         }
-        let gpus = devices.iter().filter(|name| is_gpu(name)).count();
-        Self {
-            rows_done: vec![false; devices.len()],
-            matrix: TopoMatrix {
-                devices,
-                gpus,
-                problems,
-                ..TopoMatrix::default()
-            },
-            seen: BTreeMap::new(),
-        }
+        let devices = &reader.matrix.devices;
+        reader.matrix.gpus = devices.iter().filter(|name| is_gpu(name)).count();
+        reader.matrix.lines = vec![header.number; devices.len()];
+        reader.rows_done = vec![false; devices.len()];
+        reader
+    }
+
+    fn lost(&mut self, line: usize, what: String) {
+        self.is_lossy = true;
+        self.contradiction(line, what);
+    }
+
+    fn contradiction(&mut self, line: usize, what: String) {
+        self.matrix.problems.push(Problem { line, what });
     }
 
     fn line(&mut self, line: &Line) {
-        if let [label, name] = &line.words[..]
+        let words = line.words();
+        if let [label, name] = words[..]
             && let Some(label) = label.strip_suffix(':')
             && self.matrix.devices.iter().any(|device| device == label)
         {
-            self.matrix.nic_names.insert(label.to_owned(), name.clone());
+            self.matrix.nic_names.insert(label.to_owned(), name.to_owned());
             return;
         }
-        let position = self.matrix.devices.iter().position(|name| *name == line.words[0]);
-        let (Some(row), false) = (position, is_header(line)) else {
+        if is_header(line) {
+            let unknown = named(line).find(|name| !self.matrix.devices.iter().any(|known| known == name));
+            if let Some(name) = unknown.filter(|name| is_gpu(name)) {
+                self.lost(
+                    line.number,
+                    format!("{name} stands in a header of its own, the table is wrapped"),
+                );
+            }
+            return;
+        }
+        let Some(row) = self.matrix.devices.iter().position(|name| name == words[0]) else {
+            if cell(words[0]).is_some() && words.get(1).is_some_and(|word| cell(word).is_some()) {
+                let what = format!(
+                    "the line starts with a cell, `{}`: the table is wrapped",
+                    words[0]
+                );
+                self.lost(line.number, what);
+            } else if !line.is_ended {
+                self.cut_row(line);
+            }
             return;
         };
-        if !line.words[1..].iter().any(|word| is_peer_status(word)) {
-            self.row(row, line);
+        if !words[1..].iter().any(|word| is_peer_status(word)) {
+            self.row(row, &words, line);
         }
     }
 
-    fn row(&mut self, row: usize, line: &Line) {
-        let (count, name) = (self.matrix.devices.len(), &line.words[0]);
-        let cells = &line.words[1..];
+    /// The text may end within the name of a row.
+    fn cut_row(&mut self, line: &Line) {
+        let is_cut = |(row, name): (usize, &String)| !self.rows_done[row] && name.starts_with(line.first());
+        if self.matrix.devices.iter().enumerate().any(is_cut) {
+            self.lost(
+                line.number,
+                format!("the text ends within the row of {}", line.first()),
+            );
+        }
+    }
+
+    fn row(&mut self, row: usize, words: &[&str], line: &Line) {
+        let (count, name, cells) = (self.matrix.devices.len(), words[0], &words[1..]);
         let mut read = Vec::new();
         for (column, word) in cells.iter().take(count).enumerate() {
             match cell(word) {
@@ -201,16 +271,24 @@ impl Reader {
         let found = read.len();
         let is_longer = found == count && cells.get(count).is_some_and(|word| cell(word).is_some());
         if found < count {
-            let what = format!(
-                "row {name} has {found} of {count} cells, then `{}`",
-                cells.get(found).map_or("the end of the line", String::as_str)
+            let next = cells.get(found).copied().unwrap_or("the end of the line");
+            let next: String = next.chars().take(24).collect();
+            self.lost(
+                line.number,
+                format!("row {name} has {found} of {count} cells, then `{next}`"),
             );
-            self.matrix.problems.push(problem(line.number, what));
         } else if is_longer {
             let what = format!("row {name} has more cells than the header has devices");
-            self.matrix.problems.push(problem(line.number, what));
+            self.lost(line.number, what);
         } else {
             self.rows_done[row] = true;
+            self.matrix.lines[row] = line.number;
+            let behind = cells.len() - count;
+            if row < self.matrix.gpus && line.is_ended {
+                self.affinity_words = self.affinity_words.max(behind);
+            } else if row < self.matrix.gpus {
+                self.open_affinity = Some((line.number, behind));
+            }
         }
         // Only a row whose X stands below its own name is known to stand under the right header.
         if found > row && !is_longer {
@@ -221,47 +299,103 @@ impl Reader {
         }
     }
 
-    fn finish(mut self, header_line: usize) -> TopoMatrix {
-        for (row, _) in self.rows_done.iter().enumerate().filter(|(_, done)| !**done) {
-            let name = &self.matrix.devices[row];
-            let what = format!("the header names {name}, but no whole row of it follows");
-            self.matrix.problems.push(problem(header_line, what));
-        }
-        for (pair, seen) in &self.seen {
-            let Some(first) = seen.first() else {
-                continue;
-            };
-            let names = || {
-                format!(
-                    "{} to {}",
-                    self.matrix.devices[pair.0], self.matrix.devices[pair.1]
-                )
-            };
-            if let Some(other) = seen.iter().find(|other| other.connection != first.connection) {
-                let what = format!(
-                    "{} is {} here and {} in line {}",
-                    names(),
-                    other.connection,
-                    first.connection,
-                    first.line
-                );
-                self.matrix.problems.push(problem(other.line, what));
-            } else if let [only] = seen[..]
-                && only.is_open
-                && matches!(only.connection, Connection::Nvlink(_))
-            {
-                let what = format!("the text ends within {}, its number may go on", names());
-                self.matrix.problems.push(problem(only.line, what));
-            } else {
-                self.matrix.connections.insert(*pair, first.connection);
+    fn finish(mut self) -> TopoMatrix {
+        for row in 0..self.rows_done.len() {
+            if !self.rows_done[row] {
+                let name = &self.matrix.devices[row];
+                let what = format!("the header names {name}, but no whole row of it follows");
+                self.lost(self.header_line, what);
             }
         }
+        if let Some((line, _)) = self
+            .open_affinity
+            .filter(|(_, words)| *words < self.affinity_words)
+        {
+            self.lost(line, "the text ends within the affinity columns".to_owned());
+        }
+        for (pair, seen) in std::mem::take(&mut self.seen) {
+            self.settle(pair, &seen);
+        }
         self.matrix.problems.sort();
-        self.matrix.is_complete = self.matrix.problems.is_empty();
+        self.matrix.is_complete = !self.is_lossy;
         self.matrix
+    }
+
+    /// Decides on a pair from its cells.
+    fn settle(&mut self, pair: (usize, usize), seen: &[Seen]) {
+        let Some(first) = seen.first() else {
+            return;
+        };
+        let names = format!(
+            "{} to {}",
+            self.matrix.devices[pair.0], self.matrix.devices[pair.1]
+        );
+        if let Some(other) = seen.iter().find(|other| other.connection != first.connection) {
+            let (here, there) = (other.connection, first.connection);
+            let what = format!("{names} is {here} here and {there} in line {}", first.line);
+            self.contradiction(other.line, what);
+        } else if let [only] = seen
+            && only.is_open
+            && matches!(only.connection, Connection::Nvlink(_))
+        {
+            self.lost(
+                only.line,
+                format!("the text ends within {names}, its number may go on"),
+            );
+        } else {
+            self.matrix.connections.insert(pair, first.connection);
+        }
     }
 }
 
-fn problem(line: usize, what: String) -> Problem {
-    Problem { line, what }
+/// The matrix as a dump.
+pub(super) fn import(text: &Text) -> Result<Option<Import>, ImportError> {
+    let Some(matrix) = read(text.body()) else {
+        return Ok(None);
+    };
+    let mut import = Import::new(Kind::TopoMatrix);
+    import.gpus = Some(matrix.gpus as u64);
+    import.nics = Some((matrix.devices.len() - matrix.gpus) as u64);
+    for (connection, pairs) in matrix.gpu_pairs() {
+        import.count(&connection, pairs as usize);
+    }
+    import.complete = matrix.is_complete;
+    for problem in &matrix.problems {
+        import.problem(problem.line, problem.what.clone());
+    }
+    let (gpus, nics) = matrix.devices.split_at(matrix.gpus);
+    let host = &mut import.facts.host;
+    host.gpus = gpus
+        .iter()
+        .zip(&matrix.lines)
+        .map(|(name, line)| GpuFacts {
+            line: *line,
+            index: name["GPU".len()..].parse().ok(),
+            ..GpuFacts::default()
+        })
+        .collect();
+    host.nics = nics
+        .iter()
+        .zip(&matrix.lines[matrix.gpus..])
+        .map(|(name, line)| NicFacts {
+            line: *line,
+            name: matrix.nic_names.get(name).unwrap_or(name).clone(),
+            ..NicFacts::default()
+        })
+        .collect();
+    let end = |position: usize| match position.checked_sub(matrix.gpus) {
+        None => Device::Gpu(position),
+        Some(nic) => Device::Nic(nic),
+    };
+    host.pairs = matrix
+        .connections
+        .iter()
+        .map(|((a, b), connection)| PairFacts {
+            line: matrix.lines[*a],
+            a: end(*a),
+            b: end(*b),
+            connection: *connection,
+        })
+        .collect();
+    Ok(Some(import))
 }

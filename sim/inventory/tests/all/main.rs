@@ -3,5 +3,6 @@
 mod catalogue;
 mod cluster_files;
 mod configs;
+mod import_index;
 mod reference;
 mod topo_matrix;
