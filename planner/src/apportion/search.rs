@@ -83,7 +83,8 @@ impl<'a> Search<'a> {
     pub(super) fn run(mut self) -> Least {
         let mut limits = vec![u64::MAX; self.levels.len()];
         if let Some(outermost) = self.levels.first() {
-            self.descend(0, &mut limits, outermost.values.len() - 1);
+            let needed = self.alone[1..].to_vec();
+            self.descend(0, &mut limits, &needed, outermost.values.len() - 1);
         }
         let bound = self.bound(&[], &self.alone);
         let (total, limits) = self.best.unwrap_or_default();
@@ -94,14 +95,15 @@ impl<'a> Search<'a> {
     }
 
     /// Tries the limits of one level from the smallest feasible one up, and the levels below for each.
-    /// Answers the position of that one.
-    fn descend(&mut self, level: usize, limits: &mut Vec<u64>, ceiling: usize) -> usize {
+    /// `needed` are limits that the levels below need at least beside those chosen so far. Answers the position
+    /// of the smallest feasible one.
+    fn descend(&mut self, level: usize, limits: &mut Vec<u64>, needed: &[u64], ceiling: usize) -> usize {
         let first = self.first(level, limits, ceiling);
         let below = level + 1;
         let mut ceiling_below = self.levels.get(below).map_or(0, |level| level.values.len() - 1);
         for index in first..self.levels[level].values.len() {
             limits[level] = self.levels[level].values[index];
-            let bound = self.bound(&limits[..below], &self.alone[below..]);
+            let bound = self.bound(&limits[..below], needed);
             if self.is_beaten(bound) {
                 break;
             }
@@ -116,8 +118,8 @@ impl<'a> Search<'a> {
                 self.complete = false;
                 break;
             }
-            if !self.is_hopeless(below, limits) {
-                ceiling_below = self.descend(below, limits, ceiling_below);
+            if let Some(needed) = self.needed(below, limits) {
+                ceiling_below = self.descend(below, limits, &needed[1..], ceiling_below);
             }
         }
         limits[level] = u64::MAX;
@@ -128,20 +130,21 @@ impl<'a> Search<'a> {
         self.best.as_ref().is_some_and(|(best, _)| bound >= *best)
     }
 
-    /// Whether the levels from `level` on, each alone beside the limits chosen so far, already need too much.
-    fn is_hopeless(&mut self, level: usize, limits: &mut [u64]) -> bool {
-        if self.best.is_none() || level + 1 == self.levels.len() {
-            return false;
-        }
+    /// What the levels from `level` on need, each alone beside the limits chosen so far; `None` where that is
+    /// already too much.
+    fn needed(&mut self, level: usize, limits: &mut [u64]) -> Option<Vec<u64>> {
         let mut needed = self.alone[level..].to_vec();
+        if level + 1 == self.levels.len() {
+            return Some(needed);
+        }
         for later in level..self.levels.len() {
             let index = self.first(later, limits, self.levels[later].values.len() - 1);
             needed[later - level] = self.levels[later].values[index];
             if self.is_beaten(self.bound(&limits[..level], &needed)) {
-                return true;
+                return None;
             }
         }
-        false
+        Some(needed)
     }
 
     /// Sum of chosen limits and of `needed` for the levels after them, by kind no less than its least.

@@ -421,6 +421,35 @@ fn invariant_plans_equal_enumeration() {
 }
 
 #[test]
+fn hundreds_of_rows_leave_even_shares() {
+    // Compute and its gather, two kinds of row that are cut alike, on 256 units: 1 / 1.4 of them is 183.
+    let model = Model {
+        hidden: 256,
+        head_dim: 32,
+        vocab: 2048,
+        ..model(8, 8, 4, 1024)
+    };
+    let cluster = cluster(&[(1.0, ROOMY), (0.4, ROOMY)]);
+    let cost = AnalyticCost::new(&cluster, &Calibration::default()).unwrap();
+    let problem = PlanProblem {
+        reduction: Reduction::Invariant,
+        quantum: 64,
+        stages: Some(1),
+        ..problem(&cost, &model, &cluster)
+    };
+    let PlanOutcome::Plan(plan) = plan_replica(&problem).unwrap() else {
+        panic!("it fits")
+    };
+    assert!(plan.exact);
+    let rows = plan.layout.replicas[0].stages[0].layer_groups[0].shards[0].output_rows;
+    let rows = rows.unwrap().len();
+    assert!(
+        (165..=190).contains(&rows),
+        "{rows} of 256 rows on a device of 0.71 of the speed"
+    );
+}
+
+#[test]
 fn invariant_plans_within_memory_equal_enumeration() {
     let model = long_rows(3, 4, 2, 4, 5);
     let whole = model.weight_bytes().0;
