@@ -2,6 +2,7 @@
 //!
 //! - [`replica`]: the best layout of one replica over given devices, why, and what it is compared with.
 //! - [`apportion`]: the exact inner problem, how one tensor-parallel group shares heads, columns and rows.
+//! - [`flow`]: the layer-placement flow problem on its own, with bounds.
 //! - [`migrate`]: from one layout to another, in phases that fit.
 //! - [`proportional`]: layouts written by hand as proportions.
 //! - [`draw`]: a layout as text.
@@ -13,6 +14,7 @@ pub mod apportion;
 pub mod draw;
 #[cfg(test)]
 mod fixtures;
+pub mod flow;
 pub mod migrate;
 pub mod proportional;
 pub mod proportions;
