@@ -11,6 +11,7 @@ mod failure;
 mod io;
 mod models;
 mod planning;
+mod process;
 mod profiling;
 mod quickstart;
 mod reports;

@@ -6,7 +6,7 @@ use infercluster_planner::replica::{
     BaselineKind, Infeasible, Objective, PlanOutcome, PlanProblem, ReplicaPlan, StagePlan, plan_replica,
 };
 use infercluster_sim::cost::CostModel;
-use infercluster_sim::engine::simulate;
+use infercluster_sim::engine::{self, EngineChoice};
 use infercluster_sim::scenario::{Load, Scenario};
 use infercluster_spec::{Bytes, Cluster, GpuId, Layout, Model, Report, Trace};
 use serde::Serialize;
@@ -145,7 +145,7 @@ fn simulated(
     let mut scenario = Scenario::new(cluster, model, layout, cost, trial.trace);
     scenario.load = trial.load;
     scenario.memory_reserve = reserve;
-    Ok(simulate(&scenario)?.report)
+    Ok(engine::run(&scenario, EngineChoice::Fastest)?.report)
 }
 
 fn planned(plan: ReplicaPlan, baselines: Vec<BaselineAnswer>, simulated: Option<Report>) -> Planned {

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use infercluster_spec::report::{RequestRecord, Slo};
+use infercluster_spec::report::{RequestSummary, Slo};
 use infercluster_spec::{Report, SimDuration, SimTime};
 
 use crate::Outcome;
@@ -111,7 +111,7 @@ pub(crate) fn judge(report: &Report, screen: &Screen) -> Outcome {
 }
 
 /// One row a request, as CSV; times in seconds, empty where there is none.
-pub(crate) fn requests_csv(records: &[RequestRecord]) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn requests_csv(requests: impl Iterator<Item = RequestSummary>) -> anyhow::Result<Vec<u8>> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record([
         "request",
@@ -124,24 +124,20 @@ pub(crate) fn requests_csv(records: &[RequestRecord]) -> anyhow::Result<Vec<u8>>
         "preemptions",
         "completed",
     ])?;
-    for record in records {
+    for request in requests {
         let seconds = |span: SimDuration| (span.as_nanoseconds() as f64 / 1e9).to_string();
-        let ends = record.token_times.first().zip(record.token_times.last());
-        let text = |value: Option<String>| value.unwrap_or_default();
-        let gaps = record.token_times.len().saturating_sub(1);
-        let tpot = ends
-            .filter(|_| gaps > 0)
-            .map(|(first, last)| (last.since(*first).as_seconds() / gaps as f64).to_string());
+        let since_arrival =
+            |at: Option<SimTime>| at.map_or_else(String::new, |at| seconds(at.since(request.arrival)));
         writer.write_record([
-            record.id.0.to_string(),
-            seconds(record.arrival.since(SimTime::ZERO)),
-            record.input.0.to_string(),
-            record.token_times.len().to_string(),
-            text(ends.map(|(first, _)| seconds(first.since(record.arrival)))),
-            text(tpot),
-            text(ends.map(|(_, last)| seconds(last.since(record.arrival)))),
-            record.preemptions.to_string(),
-            record.completed.to_string(),
+            request.id.0.to_string(),
+            seconds(request.arrival.since(SimTime::ZERO)),
+            request.input.0.to_string(),
+            request.output.0.to_string(),
+            since_arrival(request.first_token),
+            request.tpot().map_or_else(String::new, seconds),
+            since_arrival(request.last_token),
+            request.preemptions.to_string(),
+            request.completed.to_string(),
         ])?;
     }
     Ok(writer.into_inner()?)
@@ -149,6 +145,7 @@ pub(crate) fn requests_csv(records: &[RequestRecord]) -> anyhow::Result<Vec<u8>>
 
 #[cfg(test)]
 mod tests {
+    use infercluster_spec::report::RequestRecord;
     use infercluster_spec::{RequestId, Tokens};
 
     use super::*;
@@ -174,7 +171,7 @@ mod tests {
             preemptions: 1,
             completed: true,
         };
-        let text = String::from_utf8(requests_csv(&[record]).unwrap()).unwrap();
+        let text = String::from_utf8(requests_csv([record.summary()].into_iter()).unwrap()).unwrap();
         assert_eq!(text.lines().last(), Some("7,0.1,5,3,0.05,0.02,0.09,1,true"));
     }
 }

@@ -50,6 +50,11 @@ impl EventQueue {
         self.now
     }
 
+    /// Events that were ever scheduled.
+    pub(crate) fn scheduled(&self) -> u64 {
+        self.scheduled
+    }
+
     /// Schedules an event.
     pub(crate) fn push(&mut self, at: SimTime, event: Event) {
         assert!(at >= self.now, "{event:?} at {at:?} lies before {:?}", self.now);

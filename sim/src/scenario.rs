@@ -153,6 +153,8 @@ pub struct ReplicaOutcome {
     pub kv_blocks: u32,
     /// Most KV blocks in use at one time.
     pub kv_blocks_peak: u32,
+    /// Most sequences that held KV at one time.
+    pub running_peak: u32,
 }
 
 /// Why there is no outcome.

@@ -9,6 +9,7 @@ use infercluster_executor::coordinator::Coordinator;
 use infercluster_executor::replay::{
     Pace, ReplayOptions, ReplayOutcome, ServedModel, Target, replay, served_model,
 };
+use infercluster_spec::report::RequestRecord;
 use infercluster_spec::{SimDuration, StepRun, Trace};
 
 use crate::Outcome;
@@ -91,7 +92,10 @@ pub(crate) fn run(arguments: &Replay, screen: &Screen) -> anyhow::Result<Outcome
         (None, None) => return Err(anyhow!("neither --url nor --model-dir was given")),
     };
     if let Some(path) = &arguments.requests_csv {
-        io::write_bytes(path, &reports::requests_csv(&outcome.records)?)?;
+        io::write_bytes(
+            path,
+            &reports::requests_csv(outcome.records.iter().map(RequestRecord::summary))?,
+        )?;
     }
     screen.document(&outcome.report, reports::people)?;
     if let Some(line) = running::speed_line(&outcome.speeds) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use infercluster_serving::RouterPolicy;
 use infercluster_sim::cost::AnalyticCost;
-use infercluster_sim::engine::simulate;
+use infercluster_sim::engine::{self, EngineChoice, EngineUsed};
 use infercluster_sim::scenario::{DEFAULT_TURNAROUND, Load, Scenario};
 use infercluster_spec::{Bytes, Calibration, EngineOptions, Layout, SimDuration};
 use infercluster_traces::read::require_arrivals;
@@ -67,9 +67,30 @@ pub(crate) struct Simulate {
     /// KV blocks that a replica may have at most.
     #[arg(long)]
     kv_blocks: Option<u32>,
+    /// Which engine; both give the same report.
+    #[arg(long, value_enum, default_value_t = EngineName::Fast)]
+    engine: EngineName,
     /// Write one row a request here.
     #[arg(long)]
     requests_csv: Option<PathBuf>,
+}
+
+/// Engines by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    /// Runs of equal steps at once, where the scenario allows it.
+    Fast,
+    /// Every step by itself.
+    Step,
+}
+
+impl From<EngineName> for EngineChoice {
+    fn from(name: EngineName) -> Self {
+        match name {
+            EngineName::Fast => Self::Fastest,
+            EngineName::Step => Self::StepByStep,
+        }
+    }
 }
 
 /// Router policies by name.
@@ -122,9 +143,16 @@ pub(crate) fn run(arguments: &Simulate, screen: &Screen) -> anyhow::Result<Outco
     scenario.memory_reserve = arguments.memory_reserve.unwrap_or_default();
     scenario.kv_blocks_limit = arguments.kv_blocks;
     scenario.slo = arguments.slo.map(|flag| flag.0);
-    let outcome = simulate(&scenario)?;
+    let outcome = engine::run(&scenario, arguments.engine.into())?;
+    if let EngineUsed::StepByStep {
+        uncovered: Some(reason),
+    } = outcome.engine
+    {
+        screen.say(format!("note: simulated step by step, since {reason}"));
+    }
     if let Some(path) = &arguments.requests_csv {
-        io::write_bytes(path, &reports::requests_csv(&outcome.requests)?)?;
+        let requests = outcome.requests.summaries(&trace);
+        io::write_bytes(path, &reports::requests_csv(requests)?)?;
     }
     screen.document(&outcome.report, reports::people)?;
     Ok(reports::judge(&outcome.report, screen))

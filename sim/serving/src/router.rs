@@ -57,10 +57,10 @@ impl Router {
     /// The same among the replicas that `can_take` the request.
     pub fn route_where(&mut self, can_take: impl Fn(ReplicaId) -> bool) -> Option<ReplicaId> {
         let count = self.replicas.len();
-        let open =
-            (0..count).filter(|&index| self.replicas[index].available && can_take(ReplicaId(index as u32)));
+        let is_open = |&index: &usize| self.replicas[index].available && can_take(ReplicaId(index as u32));
+        let open = (0..count).filter(is_open);
         let chosen = match self.policy {
-            RouterPolicy::RoundRobin => open.min_by_key(|index| (index + count - self.next) % count)?,
+            RouterPolicy::RoundRobin => (self.next..count).chain(0..self.next).find(is_open)?,
             RouterPolicy::LeastOutstanding => open.min_by_key(|&index| self.replicas[index].outstanding)?,
             RouterPolicy::CapacityWeighted => open.min_by(|&left, &right| {
                 let (left, right) = (&self.replicas[left], &self.replicas[right]);

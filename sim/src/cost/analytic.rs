@@ -44,6 +44,12 @@ struct Device {
     speed: f64,
 }
 
+impl Device {
+    fn costs_as(&self, other: &Self) -> bool {
+        self.device_type == other.device_type && self.speed == other.speed
+    }
+}
+
 impl AnalyticCost {
     /// The cluster with the parameters of `calibration`, and [`DEFAULT_EFFICIENCY`] where it has none.
     pub fn new(cluster: &Cluster, calibration: &Calibration) -> Result<Self, CostError> {
@@ -254,6 +260,12 @@ impl CostModel for AnalyticCost {
             floor_s: slowdown * fit.segment_floor_s / device.speed,
             scale: slowdown * scale,
         })
+    }
+
+    fn is_alike(&self, one: GpuId, other: GpuId) -> bool {
+        let (one, other) = (self.devices.get(&one), self.devices.get(&other));
+        let alike = one.zip(other).map(|(one, other)| one.costs_as(other));
+        alike.unwrap_or(false)
     }
 
     fn group(&self, gpus: &[GpuId]) -> Result<CollectiveGroup, CostError> {

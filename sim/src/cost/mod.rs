@@ -9,6 +9,7 @@
 
 mod analytic;
 mod forms;
+mod pace;
 mod rates;
 mod segments;
 mod share;
@@ -17,6 +18,7 @@ pub use analytic::AnalyticCost;
 pub(crate) use forms::AMOUNT_DTYPE;
 pub use forms::{HeadShare, affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
 pub use infercluster_spec::{BatchShape, SegmentKind};
+pub(crate) use pace::StagePace;
 pub use rates::{DEFAULT_EFFICIENCY, DefaultEfficiency, DeviceRates};
 pub use segments::{SegmentTime, StageCost, StageTime, stage_step_time};
 pub use share::{ShareCost, activation_dtype};
@@ -156,6 +158,12 @@ pub trait CostModel: Send + Sync {
         kind: SegmentKind,
         shared: bool,
     ) -> Result<SegmentCorrection, CostError>;
+
+    /// Whether two devices cost the same in everything but their routes, so that one's answers hold for the
+    /// other.
+    fn is_alike(&self, one: GpuId, other: GpuId) -> bool {
+        one == other
+    }
 
     /// Resolves the routes among devices once, for many collectives.
     fn group(&self, gpus: &[GpuId]) -> Result<CollectiveGroup, CostError>;

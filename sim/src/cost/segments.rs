@@ -54,9 +54,9 @@ pub struct SegmentTime {
 /// A stage with everything resolved that does not depend on the batch.
 #[derive(Clone)]
 pub struct StageCost<'a> {
-    share: ShareCost<'a>,
+    pub(super) share: ShareCost<'a>,
     gpus: Vec<GpuId>,
-    runs: Vec<LayerRun>,
+    pub(super) runs: Vec<LayerRun>,
     group: CollectiveGroup,
     /// By rank, then by position in [`SegmentKind::ALL`].
     corrections: Vec<[SegmentCorrection; SegmentKind::ALL.len()]>,
@@ -64,17 +64,17 @@ pub struct StageCost<'a> {
     handovers: Vec<CollectiveGroup>,
 }
 
-#[derive(Clone)]
-struct LayerRun {
+#[derive(Clone, PartialEq)]
+pub(super) struct LayerRun {
     layers: IndexRange,
-    ranks: Vec<RankShare>,
-    has_head: bool,
+    pub(super) ranks: Vec<RankShare>,
+    pub(super) has_head: bool,
 }
 
-#[derive(Clone, Copy)]
-struct RankShare {
-    query_heads: u32,
-    kv_heads: u32,
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct RankShare {
+    pub(super) query_heads: u32,
+    pub(super) kv_heads: u32,
     columns: u32,
     output_rows: u32,
     vocab: u32,
@@ -105,11 +105,22 @@ pub fn stage_step_time(
 }
 
 impl<'a> StageCost<'a> {
-    /// Resolves a stage of a valid layout.
+    /// Resolves a stage of a valid layout. For many stages of one layout resolve its shares once:
+    /// [`StageCost::of_share`].
     pub fn new(
         cost: &'a dyn CostModel,
         layout: &Layout,
         model: &'a Model,
+        replica: ReplicaId,
+        stage: StageId,
+    ) -> Result<Self, CostError> {
+        Self::of_share(ShareCost::of_layout(cost, layout, model)?, layout, replica, stage)
+    }
+
+    /// Resolves a stage of the valid layout whose shares those are.
+    pub fn of_share(
+        share: ShareCost<'a>,
+        layout: &Layout,
         replica: ReplicaId,
         stage: StageId,
     ) -> Result<Self, CostError> {
@@ -120,14 +131,14 @@ impl<'a> StageCost<'a> {
         if gpus.is_empty() {
             return Err(missing());
         }
-        let share = ShareCost::of_layout(cost, layout, model)?;
         let corrections = gpus
             .iter()
             .map(|gpu| corrections(&share, *gpu))
             .collect::<Result<_, _>>()?;
         let next = stages.get(stage.index() + 1);
+        let cost = share.cost();
         Ok(Self {
-            runs: layer_runs(here, model),
+            runs: layer_runs(here, share.model()),
             group: cost.group(&gpus)?,
             handovers: handovers(cost, &gpus, next)?,
             is_last: next.is_none(),
@@ -140,6 +151,19 @@ impl<'a> StageCost<'a> {
     /// Its devices in rank order.
     pub fn gpus(&self) -> &[GpuId] {
         &self.gpus
+    }
+
+    /// Whether a stage of the same layout costs the same as this one, step for step.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let mut pairs = self.gpus.iter().zip(&other.gpus);
+        let cost = self.share.cost();
+        self.gpus.len() == other.gpus.len()
+            && self.is_last == other.is_last
+            && self.runs == other.runs
+            && self.group == other.group
+            && self.corrections == other.corrections
+            && self.handovers == other.handovers
+            && pairs.all(|(one, other)| cost.is_alike(*one, *other))
     }
 
     /// Seconds of one step.
@@ -156,7 +180,7 @@ impl<'a> StageCost<'a> {
             let repeats = f64::from(work.repeats);
             let (mut compute_s, mut slowest) = (0.0, Rank(0));
             for (rank, operators_s) in work.operators_s.iter().enumerate() {
-                let seconds = self.corrections[rank][position(work.kind)].apply(*operators_s);
+                let seconds = self.corrected(rank, work.kind, *operators_s);
                 time.rank_compute_s[rank] += repeats * seconds;
                 if seconds > compute_s {
                     (compute_s, slowest) = (seconds, Rank(rank as u32));
@@ -182,8 +206,7 @@ impl<'a> StageCost<'a> {
         let mut seconds = vec![0.0; self.gpus.len()];
         for work in self.work(shape)?.iter().filter(|work| work.kind == kind) {
             for (rank, operators_s) in work.operators_s.iter().enumerate() {
-                seconds[rank] +=
-                    f64::from(work.repeats) * self.corrections[rank][position(kind)].apply(*operators_s);
+                seconds[rank] += f64::from(work.repeats) * self.corrected(rank, kind, *operators_s);
             }
         }
         Ok(seconds)
@@ -234,6 +257,11 @@ impl<'a> StageCost<'a> {
         self.share.is_shared(gpu)
     }
 
+    /// Seconds of a segment on a rank whose operators take so many.
+    pub(super) fn corrected(&self, rank: usize, kind: SegmentKind, operators_s: f64) -> f64 {
+        self.corrections[rank][position(kind)].apply(operators_s)
+    }
+
     /// Operators and collectives of a step, uncorrected, in order.
     pub(crate) fn work(&self, shape: &BatchShape) -> Result<Vec<SegmentWork>, CostError> {
         let mut work = Vec::with_capacity(4 * self.runs.len() + 1);
@@ -263,21 +291,16 @@ impl<'a> StageCost<'a> {
             .zip(&run.ranks)
             .map(|(gpu, rank)| self.operators_s(*gpu, rank, kind, shape))
             .collect::<Result<_, _>>()?;
-        let repeats = if kind == SegmentKind::Head {
-            1
-        } else {
-            run.layers.len()
-        };
         Ok(SegmentWork {
             layers: run.layers,
             kind,
-            repeats,
+            repeats: run.repeats(kind),
             operators_s,
             collective: self.collective_after(run, kind, shape),
         })
     }
 
-    fn operators_s(
+    pub(super) fn operators_s(
         &self,
         gpu: GpuId,
         rank: &RankShare,
@@ -296,7 +319,7 @@ impl<'a> StageCost<'a> {
         }
     }
 
-    fn collective_after(&self, run: &LayerRun, kind: SegmentKind, shape: &BatchShape) -> Operator {
+    pub(super) fn collective_after(&self, run: &LayerRun, kind: SegmentKind, shape: &BatchShape) -> Operator {
         let model = self.share.model();
         let (tokens, head_dim) = (shape.new_tokens, u64::from(model.head_dim));
         let activations = |count: u64| self.share.activation_bytes(tokens.saturating_mul(count));
@@ -325,7 +348,7 @@ impl<'a> StageCost<'a> {
         }
     }
 
-    fn collective(&self, operator: &Operator) -> Result<f64, CostError> {
+    pub(super) fn collective(&self, operator: &Operator) -> Result<f64, CostError> {
         self.group.seconds(operator).ok_or(CostError::WrongOperator {
             operator: *operator,
             wanted: "collective",
@@ -333,10 +356,21 @@ impl<'a> StageCost<'a> {
     }
 }
 
-fn kinds(reduction: Reduction) -> &'static [SegmentKind] {
+pub(super) fn kinds(reduction: Reduction) -> &'static [SegmentKind] {
     match reduction {
         Reduction::Fast => &[SegmentKind::Attention, SegmentKind::Mlp],
         Reduction::Invariant => &SegmentKind::ALL[..4],
+    }
+}
+
+impl LayerRun {
+    /// How often a segment runs: once a layer, the head once.
+    pub(super) fn repeats(&self, kind: SegmentKind) -> u32 {
+        if kind == SegmentKind::Head {
+            1
+        } else {
+            self.layers.len()
+        }
     }
 }
 

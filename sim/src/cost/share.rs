@@ -16,6 +16,7 @@
 //! the whole context, an over-estimate for models that have one).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use infercluster_spec::layout::{CPU_F32, Reduction};
 use infercluster_spec::{BatchShape, Bytes, Dtype, GpuId, Layout, Model, NodeId, Operator, SegmentKind};
@@ -41,7 +42,16 @@ pub struct ShareCost<'a> {
     reduction: Reduction,
     kv_dtype: Dtype,
     activation: Dtype,
-    shared: BTreeSet<GpuId>,
+    shared: Arc<BTreeSet<GpuId>>,
+}
+
+/// Seconds of an attention segment around its kernels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct AttentionProjections {
+    /// Traffic and the projection of queries, keys and values.
+    before_s: f64,
+    /// The K-slice of the output projection, in `fast`.
+    after_s: f64,
 }
 
 impl<'a> ShareCost<'a> {
@@ -72,7 +82,7 @@ impl<'a> ShareCost<'a> {
             reduction,
             kv_dtype,
             activation: activation_dtype(numerics, model.dtype),
-            shared: shared.collect(),
+            shared: Arc::new(shared.collect()),
         })
     }
 
@@ -155,12 +165,42 @@ impl<'a> ShareCost<'a> {
         query_heads: u32,
         kv_heads: u32,
     ) -> Result<f64, CostError> {
-        let (tokens, hidden, head_dim) = (shape.new_tokens, self.hidden(), self.model.head_dim);
-        let width = u64::from(head_dim);
+        let projections = self.attention_projections(gpu, shape.new_tokens, query_heads, kv_heads)?;
+        self.with_kernels_s(projections, gpu, shape, query_heads, kv_heads)
+    }
+
+    /// What the attention segment takes around its kernels: a matter of tokens alone.
+    pub(crate) fn attention_projections(
+        &self,
+        gpu: GpuId,
+        tokens: u64,
+        query_heads: u32,
+        kv_heads: u32,
+    ) -> Result<AttentionProjections, CostError> {
+        let (hidden, width) = (self.hidden(), u64::from(self.model.head_dim));
         let (queries, keys) = (u64::from(query_heads) * width, u64::from(kv_heads) * width);
         // Residual add reads two vectors and writes one, the norm reads and writes one; rotation reads and
         // writes queries and keys; keys and values go to the cache.
         let traffic = 5 * hidden + 2 * (queries + keys) + 2 * keys;
+        let before_s =
+            self.traffic_s(gpu, tokens, traffic)? + self.gemm_s(gpu, tokens, queries + 2 * keys, hidden)?;
+        let after_s = match self.reduction {
+            Reduction::Fast => self.gemm_s(gpu, tokens, hidden, queries)?,
+            Reduction::Invariant => 0.0,
+        };
+        Ok(AttentionProjections { before_s, after_s })
+    }
+
+    /// The attention segment, its kernels put between what surrounds them.
+    pub(crate) fn with_kernels_s(
+        &self,
+        projections: AttentionProjections,
+        gpu: GpuId,
+        shape: &BatchShape,
+        query_heads: u32,
+        kv_heads: u32,
+    ) -> Result<f64, CostError> {
+        let head_dim = self.model.head_dim;
         let prefill = Operator::AttentionPrefill {
             query_heads,
             kv_heads,
@@ -176,14 +216,10 @@ impl<'a> ShareCost<'a> {
             sequences: shape.decode_sequences,
             kv_tokens: shape.decode_kv_tokens,
         };
-        let mut seconds = self.traffic_s(gpu, tokens, traffic)?
-            + self.gemm_s(gpu, tokens, queries + 2 * keys, hidden)?
+        Ok(projections.before_s
             + self.cost.operator_seconds(gpu, self.kv_dtype, &prefill)?
-            + self.cost.operator_seconds(gpu, self.kv_dtype, &decode)?;
-        if self.reduction == Reduction::Fast {
-            seconds += self.gemm_s(gpu, tokens, hidden, queries)?;
-        }
-        Ok(seconds)
+            + self.cost.operator_seconds(gpu, self.kv_dtype, &decode)?
+            + projections.after_s)
     }
 
     pub(crate) fn output_rows_operators_s(

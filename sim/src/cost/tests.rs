@@ -15,7 +15,7 @@ use super::*;
 
 /// One FLOP a second and no bytes: a GEMM lasts `2 m n k` seconds. Memory and attention are free, host
 /// time is `1000 + sequences`, a message `10 + bytes`.
-fn calibration() -> Calibration {
+pub(super) fn calibration() -> Calibration {
     let free = 1e300;
     let roofline = |flops_per_s| RooflineFit {
         floor_s: 0.0,
@@ -51,7 +51,7 @@ fn calibration() -> Calibration {
 }
 
 /// Both layers on two ranks: heads 3:1, columns 12:4, rows 6:2, vocabulary 20:12.
-fn uneven(reduction: Reduction) -> Layout {
+pub(super) fn uneven(reduction: Reduction) -> Layout {
     let invariant = reduction == Reduction::Invariant;
     let shard = |gpu, heads, columns, rows, vocab| Shard {
         gpu: GpuId(gpu),

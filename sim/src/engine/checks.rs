@@ -4,7 +4,7 @@ use infercluster_spec::{ReplicaId, memory};
 
 use super::replica::ReplicaState;
 use super::requests::Requests;
-use crate::scenario::{Load, Scenario};
+use crate::scenario::{Load, ReplicaOutcome, Scenario};
 
 /// Requests, tokens and blocks are conserved; no device ever held more than its memory. `taken` requests of the
 /// trace had their turn.
@@ -21,8 +21,9 @@ pub(super) fn verify_end(scenario: &Scenario, replicas: &[ReplicaState], request
         );
         let left = replica.scheduler.running() + replica.scheduler.waiting();
         assert_eq!(left, 0, "{id} has sequences that never ended");
-        verify_memory(scenario, id, replica.kv_blocks_peak);
     }
+    let outcomes: Vec<ReplicaOutcome> = replicas.iter().map(ReplicaState::outcome).collect();
+    verify_memory(scenario, &outcomes);
 }
 
 /// Every request that had its turn was completed with all its tokens, or skipped; all had, unless time was over.
@@ -58,14 +59,14 @@ fn verify_requests(scenario: &Scenario, requests: &Requests, taken: usize) {
     );
 }
 
-/// Weights, reserve and the blocks in use fit each device of the replica.
-fn verify_memory(scenario: &Scenario, replica: ReplicaId, blocks: u32) {
-    let seats = memory::seats(scenario.layout, scenario.model);
-    for seat in seats.iter().filter(|seat| seat.seat.replica == replica) {
+/// Weights, reserve and the blocks in use fit each device.
+pub(super) fn verify_memory(scenario: &Scenario, replicas: &[ReplicaOutcome]) {
+    for seat in memory::seats(scenario.layout, scenario.model) {
         let device = scenario.cluster.gpu(seat.gpu);
         let Some(limit) = device.and_then(|device| scenario.cluster.memory(device)) else {
             continue;
         };
+        let blocks = replicas[seat.seat.replica.index()].kv_blocks_peak;
         let kv = seat.memory.kv_block * u64::from(blocks);
         let used = if blocks == 0 {
             seat.memory.weights

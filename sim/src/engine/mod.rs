@@ -1,4 +1,5 @@
-//! The step-by-step discrete-event engine: every step of every stage is an event.
+//! The discrete-event engines. [`run`](run()) takes the fastest that covers a scenario; [`simulate`] is the
+//! step-by-step engine, to which every step of every stage is an event and which keeps every token's time.
 //!
 //! Replicas batch with the scheduler that the executor drives. A step's time on a stage is a whole number of
 //! picoseconds (`step_times`); from there on the clock is exact. A stage is busy only while
@@ -12,10 +13,13 @@
 //! its memory; a breach is a bug and panics with the values.
 
 mod checks;
+mod coalesced;
 mod outcome;
 mod replica;
 mod requests;
+mod run;
 mod step_times;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -23,15 +27,24 @@ use infercluster_serving::{NewSequence, Router};
 use infercluster_spec::validate::validate_layout;
 use infercluster_spec::{ReplicaId, SequenceId, SimDuration, SimTime, StageId};
 
+use crate::cost::ShareCost;
 use crate::events::{Event, EventQueue};
 use crate::scenario::{Load, Scenario, SimError, SimulationOutcome};
+pub use coalesced::Uncovered;
 use replica::ReplicaState;
 use requests::Requests;
+pub use run::{EngineChoice, EngineUsed, RunOutcome, run};
+pub use table::RequestTable;
 
 /// Runs a scenario to the end of its last request.
 ///
 /// Same scenario, same outcome, byte for byte.
 pub fn simulate(scenario: &Scenario) -> Result<SimulationOutcome, SimError> {
+    simulate_counting(scenario).map(|(outcome, _)| outcome)
+}
+
+/// The same with the number of events.
+fn simulate_counting(scenario: &Scenario) -> Result<(SimulationOutcome, u64), SimError> {
     validate_layout(scenario.layout, scenario.model, Some(scenario.cluster))?;
     let mut engine = Engine::new(scenario)?;
     engine.start()?;
@@ -39,7 +52,9 @@ pub fn simulate(scenario: &Scenario) -> Result<SimulationOutcome, SimError> {
         engine.handle(event)?;
     }
     checks::verify_end(scenario, &engine.replicas, &engine.requests, engine.next);
-    outcome::outcome(scenario, &engine.replicas, engine.requests)
+    let events = engine.queue.scheduled();
+    let outcome = outcome::outcome(scenario, &engine.replicas, engine.requests)?;
+    Ok((outcome, events))
 }
 
 struct Engine<'a> {
@@ -54,8 +69,9 @@ struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     fn new(scenario: &'a Scenario<'a>) -> Result<Self, SimError> {
+        let share = ShareCost::of_layout(scenario.cost, scenario.layout, scenario.model)?;
         let replicas = (0..scenario.layout.replicas.len())
-            .map(|index| ReplicaState::new(scenario, ReplicaId(index as u32)))
+            .map(|index| ReplicaState::new(scenario, &share, ReplicaId(index as u32)))
             .collect::<Result<Vec<_>, _>>()?;
         let capacities = replicas
             .iter()

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use infercluster_spec::report::{BusyFraction, RequestRecord};
-use infercluster_spec::{GpuId, Operator, Report, SimDuration};
+use infercluster_spec::report::BusyFraction;
+use infercluster_spec::{GpuId, Operator, Report, SimDuration, SimTime};
 
 use super::replica::ReplicaState;
 use super::requests::Requests;
@@ -13,6 +13,12 @@ use crate::scenario::{ReplicaOutcome, Scenario, SimError, SimulationOutcome};
 /// chunk, which is bound by compute.
 const CAPABILITY_TOKENS: u64 = 256;
 
+/// A device and how long it computed.
+pub(super) struct BusyGpu {
+    pub(super) gpu: GpuId,
+    pub(super) busy: SimDuration,
+}
+
 pub(super) fn outcome(
     scenario: &Scenario,
     replicas: &[ReplicaState],
@@ -20,46 +26,49 @@ pub(super) fn outcome(
 ) -> Result<SimulationOutcome, SimError> {
     let skipped = requests.skipped();
     let records = requests.into_records();
-    let report = Report {
-        skipped,
-        steps: Some(replicas.iter().map(|replica| replica.steps).sum()),
-        busy_fraction: busy_fraction(scenario, replicas, &records)?,
-        ..Report::from_records(&records, scenario.slo)
-    };
-    let replicas = replicas.iter().map(|replica| ReplicaOutcome {
-        steps: replica.steps,
-        computed_tokens: replica.computed_tokens,
-        kv_blocks: replica.scheduler.ledger().total(),
-        kv_blocks_peak: replica.kv_blocks_peak,
-    });
-    Ok(SimulationOutcome {
-        report,
-        requests: records,
-        replicas: replicas.collect(),
-    })
-}
-
-/// Compute time of each device over the time from first arrival to last token, devices of the layout
-/// without a seat included; `None` where that time is zero.
-fn busy_fraction(
-    scenario: &Scenario,
-    replicas: &[ReplicaState],
-    records: &[RequestRecord],
-) -> Result<Option<BusyFraction>, SimError> {
     let first = records.iter().map(|record| record.arrival).min();
     let last = records
         .iter()
         .filter_map(|record| record.token_times.last())
         .max();
-    let elapsed = first.zip(last).map(|(first, last)| last.since(first));
+    let busy = replicas
+        .iter()
+        .flat_map(|replica| &replica.stages)
+        .flat_map(|stage| {
+            let pairs = stage.gpus().iter().zip(&stage.busy);
+            pairs.map(|(gpu, busy)| BusyGpu {
+                gpu: *gpu,
+                busy: *busy,
+            })
+        });
+    let outcomes: Vec<ReplicaOutcome> = replicas.iter().map(ReplicaState::outcome).collect();
+    let report = Report {
+        skipped,
+        steps: Some(outcomes.iter().map(|replica| replica.steps).sum()),
+        busy_fraction: busy_fraction(scenario, busy, first.zip(last.copied()))?,
+        ..Report::from_records(&records, scenario.slo)
+    };
+    Ok(SimulationOutcome {
+        report,
+        requests: records,
+        replicas: outcomes,
+    })
+}
+
+/// Compute time of each device over the `window` from first arrival to last token, devices of the layout
+/// without a seat included; `None` where that time is zero.
+pub(super) fn busy_fraction(
+    scenario: &Scenario,
+    devices: impl Iterator<Item = BusyGpu>,
+    window: Option<(SimTime, SimTime)>,
+) -> Result<Option<BusyFraction>, SimError> {
+    let elapsed = window.map(|(first, last)| last.since(first));
     let Some(elapsed) = elapsed.filter(|elapsed| *elapsed > SimDuration::ZERO) else {
         return Ok(None);
     };
     let mut per_gpu: BTreeMap<GpuId, f64> = scenario.layout.gpus.iter().map(|gpu| (*gpu, 0.0)).collect();
-    for stage in replicas.iter().flat_map(|replica| &replica.stages) {
-        for (gpu, busy) in stage.gpus().iter().zip(&stage.busy) {
-            per_gpu.insert(*gpu, busy.as_f64() / elapsed.as_f64());
-        }
+    for device in devices {
+        per_gpu.insert(device.gpu, device.busy.as_f64() / elapsed.as_f64());
     }
     let (mut weighted, mut weights) = (0.0, 0.0);
     for (gpu, busy) in &per_gpu {

@@ -8,7 +8,8 @@ use infercluster_spec::{EngineOptions, GpuId, ReplicaId, SimDuration, SimTime, S
 use infercluster_spec::{SequenceId, memory};
 
 use super::step_times::StageTimes;
-use crate::scenario::{Scenario, SimError};
+use crate::cost::ShareCost;
+use crate::scenario::{ReplicaOutcome, Scenario, SimError};
 
 /// Steps between two full checks of the scheduler; the ledger's sum is checked at every step.
 const FULL_CHECK_EVERY: u64 = 64;
@@ -22,9 +23,10 @@ pub(super) struct ReplicaState<'a> {
     computed: BTreeMap<SequenceId, u64>,
     /// Whether a plan event of this instant is scheduled.
     pub(super) plans_soon: bool,
-    pub(super) steps: u64,
-    pub(super) computed_tokens: u64,
-    pub(super) kv_blocks_peak: u32,
+    steps: u64,
+    computed_tokens: u64,
+    kv_blocks_peak: u32,
+    running_peak: u32,
 }
 
 pub(super) struct StageState<'a> {
@@ -38,32 +40,18 @@ pub(super) struct StageState<'a> {
 }
 
 impl<'a> ReplicaState<'a> {
-    pub(super) fn new(scenario: &Scenario<'a>, id: ReplicaId) -> Result<Self, SimError> {
-        let replica = &scenario.layout.replicas[id.index()];
-        if replica.role != ReplicaRole::Mixed {
-            return Err(SimError::Role {
-                replica: id,
-                role: replica.role,
-            });
-        }
-        let stages = (0..replica.stages.len())
-            .map(|stage| StageState::new(scenario, id, StageId(stage as u32)))
+    pub(super) fn new(
+        scenario: &Scenario<'a>,
+        share: &ShareCost<'a>,
+        id: ReplicaId,
+    ) -> Result<Self, SimError> {
+        let scheduler = scheduler(scenario, id)?;
+        let stages = (0..scenario.layout.replicas[id.index()].stages.len())
+            .map(|stage| StageState::new(scenario, share, id, StageId(stage as u32)))
             .collect::<Result<Vec<_>, _>>()?;
-        let options = EngineOptions {
-            max_context: Some(
-                scenario
-                    .options
-                    .max_context
-                    .unwrap_or(scenario.model.max_positions),
-            ),
-            ..scenario.options
-        };
-        let blocks = kv_blocks(scenario, id)?;
-        let ledger = BlockLedger::counting(blocks, scenario.layout.kv.block_size)
-            .expect("a valid layout has blocks of at least one token");
         Ok(Self {
             id,
-            scheduler: Scheduler::new(options, stages.len() as u32, ledger)?,
+            scheduler,
             stages,
             in_flight: BTreeMap::new(),
             computed: BTreeMap::new(),
@@ -71,17 +59,13 @@ impl<'a> ReplicaState<'a> {
             steps: 0,
             computed_tokens: 0,
             kv_blocks_peak: 0,
+            running_peak: 0,
         })
     }
 
-    /// Steps an hour of a reference batch at the slowest stage: what the router weighs replicas by.
+    /// What the router weighs it by.
     pub(super) fn reference_rate(&self) -> Result<u64, SimError> {
-        let mut slowest = 0.0_f64;
-        for stage in &self.stages {
-            slowest = slowest.max(stage.times.reference_seconds()?);
-        }
-        // A free step makes an infinite rate, which the cast turns into the largest weight.
-        Ok((3600.0 / slowest) as u64)
+        reference_rate(self.stages.iter().map(|stage| &stage.times))
     }
 
     pub(super) fn stage_mut(&mut self, stage: StageId) -> &mut StageState<'a> {
@@ -96,6 +80,7 @@ impl<'a> ReplicaState<'a> {
             }
             let ledger = self.scheduler.ledger();
             self.kv_blocks_peak = self.kv_blocks_peak.max(ledger.total() - ledger.free());
+            self.running_peak = self.running_peak.max(self.scheduler.running() as u32);
             self.stages[0].push(plan.step);
             self.in_flight.insert(plan.step, plan);
         }
@@ -159,6 +144,17 @@ impl<'a> ReplicaState<'a> {
         outcome
     }
 
+    /// What it did.
+    pub(super) fn outcome(&self) -> ReplicaOutcome {
+        ReplicaOutcome {
+            steps: self.steps,
+            computed_tokens: self.computed_tokens,
+            kv_blocks: self.scheduler.ledger().total(),
+            kv_blocks_peak: self.kv_blocks_peak,
+            running_peak: self.running_peak,
+        }
+    }
+
     /// Verifies the scheduler's invariants.
     pub(super) fn verify(&self) {
         if let Err(fault) = self.scheduler.check() {
@@ -168,8 +164,13 @@ impl<'a> ReplicaState<'a> {
 }
 
 impl<'a> StageState<'a> {
-    fn new(scenario: &Scenario<'a>, replica: ReplicaId, stage: StageId) -> Result<Self, SimError> {
-        let times = StageTimes::new(scenario, replica, stage)?;
+    fn new(
+        scenario: &Scenario<'a>,
+        share: &ShareCost<'a>,
+        replica: ReplicaId,
+        stage: StageId,
+    ) -> Result<Self, SimError> {
+        let times = StageTimes::new(scenario, share, replica, stage)?;
         let busy = vec![SimDuration::ZERO; times.gpus().len()];
         Ok(Self {
             times,
@@ -202,6 +203,37 @@ impl<'a> StageState<'a> {
     pub(super) fn finish(&mut self) -> StepId {
         self.computes.take().expect("only a stage that computes finishes")
     }
+}
+
+/// The batching of a replica with nobody there yet.
+pub(super) fn scheduler(scenario: &Scenario, id: ReplicaId) -> Result<Scheduler, SimError> {
+    let replica = &scenario.layout.replicas[id.index()];
+    if replica.role != ReplicaRole::Mixed {
+        return Err(SimError::Role {
+            replica: id,
+            role: replica.role,
+        });
+    }
+    let max_context = scenario.options.max_context;
+    let options = EngineOptions {
+        max_context: Some(max_context.unwrap_or(scenario.model.max_positions)),
+        ..scenario.options
+    };
+    let ledger = BlockLedger::counting(kv_blocks(scenario, id)?, scenario.layout.kv.block_size)
+        .expect("a valid layout has blocks of at least one token");
+    Ok(Scheduler::new(options, replica.stages.len() as u32, ledger)?)
+}
+
+/// Steps an hour of a reference batch at the slowest stage: what the router weighs replicas by.
+pub(super) fn reference_rate<'a, 'b: 'a>(
+    stages: impl Iterator<Item = &'a StageTimes<'b>>,
+) -> Result<u64, SimError> {
+    let mut slowest = 0.0_f64;
+    for stage in stages {
+        slowest = slowest.max(stage.reference_seconds()?);
+    }
+    // A free step makes an infinite rate, which the cast turns into the largest weight.
+    Ok((3600.0 / slowest) as u64)
 }
 
 /// The pool that memory and the limit leave.

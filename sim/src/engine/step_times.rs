@@ -15,15 +15,17 @@
 
 use infercluster_spec::{BatchShape, GpuId, ReplicaId, SimDuration, StageId};
 
-use crate::cost::StageCost;
+use crate::cost::{ShareCost, StageCost, StagePace};
 use crate::scenario::{Scenario, SimError, StepTimes};
 
 /// Step times of one stage.
 pub(super) struct StageTimes<'a> {
-    cost: StageCost<'a>,
+    pace: StagePace<'a>,
     source: StepTimes,
     replica: ReplicaId,
     stage: StageId,
+    /// Compute seconds of the ranks in the step that was asked for last.
+    rank_compute_s: Vec<f64>,
     /// By sequences: the knots of batches of that many, where they were asked for.
     rows: Vec<Row>,
 }
@@ -76,19 +78,32 @@ impl Knot {
 }
 
 impl<'a> StageTimes<'a> {
-    pub(super) fn new(scenario: &Scenario<'a>, replica: ReplicaId, stage: StageId) -> Result<Self, SimError> {
+    /// Step times of a stage of the scenario's layout, whose shares those are.
+    pub(super) fn new(
+        scenario: &Scenario<'a>,
+        share: &ShareCost<'a>,
+        replica: ReplicaId,
+        stage: StageId,
+    ) -> Result<Self, SimError> {
+        let cost = StageCost::of_share(share.clone(), scenario.layout, replica, stage)?;
         Ok(Self {
-            cost: StageCost::new(scenario.cost, scenario.layout, scenario.model, replica, stage)?,
+            pace: StagePace::new(cost),
             source: scenario.steps,
             replica,
             stage,
+            rank_compute_s: Vec::new(),
             rows: Vec::new(),
         })
     }
 
+    /// Whether another stage of the same scenario has the same step times.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.pace.stage().is_like(other.pace.stage())
+    }
+
     /// Its devices in rank order.
     pub(super) fn gpus(&self) -> &[GpuId] {
-        self.cost.gpus()
+        self.pace.stage().gpus()
     }
 
     /// How long a step takes; adds what each rank computes to `busy`.
@@ -109,11 +124,11 @@ impl<'a> StageTimes<'a> {
                 Ok(span)
             }
             StepTimes::CostModel => {
-                let time = self.cost.step(shape)?;
-                for (busy, seconds) in busy.iter_mut().zip(&time.rank_compute_s) {
+                let total_s = self.pace.step(shape, &mut self.rank_compute_s)?;
+                for (busy, seconds) in busy.iter_mut().zip(&self.rank_compute_s) {
                     add(busy, self.span(*seconds)?)?;
                 }
-                Ok(SimDuration(self.span(time.total_s)?.max(1)))
+                Ok(SimDuration(self.span(total_s)?.max(1)))
             }
         }
     }
@@ -161,7 +176,7 @@ impl<'a> StageTimes<'a> {
 
     /// Seconds from the end of a step here until the next stage has its input; `None` on the last stage.
     pub(super) fn handover(&self, shape: &BatchShape) -> Result<Option<SimDuration>, SimError> {
-        let seconds = self.cost.handover_seconds(shape)?;
+        let seconds = self.pace.stage().handover_seconds(shape)?;
         seconds
             .map(|seconds| self.span(seconds).map(SimDuration))
             .transpose()
@@ -176,13 +191,13 @@ impl<'a> StageTimes<'a> {
         }
         match self.source {
             StepTimes::Fixed(fixed) => Ok(fixed.of(&shape).as_seconds()),
-            StepTimes::CostModel => Ok(self.cost.step(&shape)?.total_s),
+            StepTimes::CostModel => Ok(self.pace.stage().step(&shape)?.total_s),
         }
     }
 
     /// The line between two knots; column 0 is the step, the others are ranks.
     fn line(&mut self, sequences: u64, knot: Knot, column: usize) -> Result<Line, SimError> {
-        let columns = 1 + self.cost.gpus().len();
+        let columns = 1 + self.gpus().len();
         let from = self.knot_value(sequences, knot.index * columns + column, knot.tokens)?;
         let next = (knot.index + 1) * columns + column;
         let to = self.knot_value(sequences, next, knot.next_tokens())?;
@@ -200,23 +215,24 @@ impl<'a> StageTimes<'a> {
         {
             return Ok(*value);
         }
-        self.ask(sequences, cell / (1 + self.cost.gpus().len()), tokens)?;
+        self.ask(sequences, cell / (1 + self.gpus().len()), tokens)?;
         Ok(self.rows[sequences as usize][cell])
     }
 
     /// Asks the cost model at a knot and remembers the answers.
     #[cold]
     fn ask(&mut self, sequences: u64, index: usize, tokens: u64) -> Result<(), SimError> {
-        let time = self.cost.step(&BatchShape {
+        let shape = BatchShape {
             new_tokens: sequences,
             decode_sequences: sequences,
             decode_kv_tokens: tokens,
             logits_rows: sequences,
             ..BatchShape::default()
-        })?;
-        let ranks = time.rank_compute_s.iter().map(|seconds| self.span(*seconds));
+        };
+        let total_s = self.pace.step(&shape, &mut self.rank_compute_s)?;
+        let ranks = self.rank_compute_s.iter().map(|seconds| self.span(*seconds));
         let ranks = ranks.collect::<Result<Vec<u64>, _>>()?;
-        let total = self.span(time.total_s)?.max(1);
+        let total = self.span(total_s)?.max(1);
         let columns = 1 + ranks.len();
         if self.rows.len() <= sequences as usize {
             self.rows.resize(sequences as usize + 1, Row::new());

@@ -18,7 +18,7 @@ use crate::topology::{Algorithm, CollectiveGroup};
 
 /// In every layer a prefill token takes 1 ms and a decode, of any size, 1 ms; a hand-over takes 0.5 ms. The
 /// rest is free. Device 1 weighs a third of the others.
-struct ByTheMillisecond;
+pub(super) struct ByTheMillisecond;
 
 impl CostModel for ByTheMillisecond {
     fn operator_seconds(&self, gpu: GpuId, _: Dtype, operator: &Operator) -> Result<f64, CostError> {
@@ -146,7 +146,7 @@ fn cluster(gpus: u32) -> Cluster {
 }
 
 /// Half milliseconds.
-fn at(halves: u64) -> SimTime {
+pub(super) fn at(halves: u64) -> SimTime {
     SimTime(halves * 500_000_000)
 }
 
@@ -167,15 +167,15 @@ fn trace(requests: &[(u64, u64, u64)]) -> Trace {
 }
 
 /// Everything a scenario borrows.
-struct Setup {
-    cluster: Cluster,
-    model: Model,
-    layout: Layout,
-    trace: Trace,
+pub(super) struct Setup {
+    pub(super) cluster: Cluster,
+    pub(super) model: Model,
+    pub(super) layout: Layout,
+    pub(super) trace: Trace,
 }
 
 impl Setup {
-    fn new(replicas: u32, stages: u32, requests: &[(u64, u64, u64)]) -> Self {
+    pub(super) fn new(replicas: u32, stages: u32, requests: &[(u64, u64, u64)]) -> Self {
         Self {
             cluster: cluster(replicas * stages),
             model: model(stages),
@@ -184,14 +184,12 @@ impl Setup {
         }
     }
 
+    pub(super) fn scenario<'a>(&'a self, cost: &'a dyn CostModel) -> Scenario<'a> {
+        Scenario::new(&self.cluster, &self.model, &self.layout, cost, &self.trace)
+    }
+
     fn run(&self, change: impl FnOnce(&mut Scenario)) -> Result<SimulationOutcome, SimError> {
-        let mut scenario = Scenario::new(
-            &self.cluster,
-            &self.model,
-            &self.layout,
-            &ByTheMillisecond,
-            &self.trace,
-        );
+        let mut scenario = self.scenario(&ByTheMillisecond);
         change(&mut scenario);
         simulate(&scenario)
     }

@@ -1,10 +1,12 @@
 //! `bench`: what this build does on this machine, one file a measurement.
 
 mod migrate;
+mod simulate;
 
 use clap::{Args, Subcommand};
 
 use self::migrate::MigrateBench;
+use self::simulate::SimulateBench;
 use crate::Outcome;
 use crate::screen::Screen;
 
@@ -18,11 +20,13 @@ pub(crate) struct BenchCommand {
 #[derive(Debug, Subcommand)]
 enum Action {
     Migrate(MigrateBench),
+    Simulate(SimulateBench),
 }
 
 /// Runs the command.
 pub(crate) fn run(command: &BenchCommand, screen: &Screen) -> anyhow::Result<Outcome> {
     match &command.action {
         Action::Migrate(arguments) => migrate::run(arguments, screen),
+        Action::Simulate(arguments) => simulate::run(arguments, screen),
     }
 }
