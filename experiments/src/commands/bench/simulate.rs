@@ -194,10 +194,10 @@ fn answer(job: Job, setup: &Setup, outcome: &RunOutcome, rounds: &[f64]) -> JobA
 impl Job {
     fn setup(self, arguments: &SimulateBench) -> anyhow::Result<Setup> {
         let (line, requests, rate) = match self {
-            Self::L | Self::R | Self::C => ("4 x (8 x h100-sxm, nvswitch)", 100_000, 100.0),
-            Self::S | Self::G => ("4 x (8 x h100-sxm, nvswitch)", 100_000, 520.0),
+            Self::L | Self::R | Self::C => ("4 x (8 x h100-sxm, nvswitch, 8 x ndr)", 100_000, 100.0),
+            Self::S | Self::G => ("4 x (8 x h100-sxm, nvswitch, 8 x ndr)", 100_000, 520.0),
             Self::X => (
-                "64 x (8 x h100-sxm, nvswitch); 32 x (8 x a100-sxm4-80gb, nvswitch); 32 x (8 x l40s)",
+                "64 x (8 x h100-sxm, nvswitch, 8 x ndr); 32 x (8 x a100-sxm4-80gb, nvswitch, 8 x ndr); 32 x (8 x l40s, 8 x ndr)",
                 1_000_000,
                 30_000.0,
             ),
