@@ -16,9 +16,8 @@ use serde::Serialize;
 
 use crate::coordinator::{
     Coordinator, CoordinatorOptions, ExecutorError, GenerationRequest, MigrationError, MigrationReport,
-    RequestError, StreamEvent,
+    RequestError, StreamEvent, TokenStream,
 };
-use crate::generate::{GenerateOptions, generate};
 
 /// What is run.
 #[derive(Debug, Clone)]
@@ -29,34 +28,42 @@ pub struct MigrationBench {
     pub other: Layout,
     /// Migrations each way.
     pub rounds: u32,
-    /// How many of all migrations begin together with a long prompt, so that it is in prefill meanwhile.
+    /// During how many of all migrations long prompts are sent one after another.
     pub prefills: u32,
     /// Requests that run at once.
     pub clients: u32,
     /// Tokens of a usual prompt.
     pub prompt_tokens: u32,
-    /// Tokens that a request generates.
+    /// Tokens that a usual request generates.
     pub new_tokens: u32,
     /// Tokens of a long prompt.
     pub long_prompt_tokens: u32,
+    /// Tokens that a request with a long prompt generates: few, so that prefill is what it mostly does.
+    pub long_new_tokens: u32,
     /// Seed of prompts and moments.
     pub seed: u64,
 }
 
-/// What a migration must have had to count.
+/// What migrations must have had to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigrationFloors {
+    /// Weights of the model.
+    pub weight_bytes: Bytes,
     /// Live KV when the step was named.
     pub kv_bytes_at_commit: Bytes,
     /// Steps between the request and the naming of the step.
     pub steps_meanwhile: u64,
     /// Rounds of KV copying.
     pub rounds: u32,
+    /// Migrations with a request in prefill when the step was named.
+    pub prefills: u64,
 }
 
 /// What came out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MigrationBenchOutcome {
+    /// Weights of the model.
+    pub weight_bytes: Bytes,
     /// Requests that ran to their end.
     pub requests: u64,
     /// Migrations during which a prompt was in prefill when the step was named.
@@ -65,6 +72,8 @@ pub struct MigrationBenchOutcome {
     pub migrations: Vec<MigrationReport>,
     /// Pauses of all streams over all migrations.
     pub pause_s: Summary,
+    /// How much longer each pause was than the median gap of its streams before that migration.
+    pub pause_excess_s: Summary,
 }
 
 /// Why it failed.
@@ -105,6 +114,33 @@ pub enum MigrationBenchError {
         /// Why.
         source: MigrationError,
     },
+    /// A request of the undisturbed run came without the hash that the others are compared with.
+    #[error("request {request} of the set came without a logits hash")]
+    NoHash {
+        /// Which.
+        request: usize,
+    },
+    /// A model that is too small to show anything.
+    #[error("the model has {found} of weights, at least {floor} are asked for")]
+    Weights {
+        /// What it has.
+        found: Bytes,
+        /// What is asked for.
+        floor: Bytes,
+    },
+    /// Too few migrations met a prompt in prefill.
+    #[error(
+        "{found} of {migrations} migrations had a request in prefill when their step was named, at least {floor} \
+         are asked for"
+    )]
+    Prefills {
+        /// How many did.
+        found: u64,
+        /// Of how many.
+        migrations: usize,
+        /// What is asked for.
+        floor: u64,
+    },
     /// A migration that shows nothing.
     #[error("migration {number} had {what} {found}, at least {floor} are asked for")]
     Floor {
@@ -120,8 +156,21 @@ pub enum MigrationBenchError {
 }
 
 impl MigrationBenchOutcome {
-    /// Whether every migration was one that counts.
+    /// Whether every migration was one that counts, and enough of them met a prompt in prefill.
     pub fn check(&self, floors: MigrationFloors) -> Result<(), MigrationBenchError> {
+        if self.weight_bytes < floors.weight_bytes {
+            return Err(MigrationBenchError::Weights {
+                found: self.weight_bytes,
+                floor: floors.weight_bytes,
+            });
+        }
+        if self.prefills < floors.prefills {
+            return Err(MigrationBenchError::Prefills {
+                found: self.prefills,
+                migrations: self.migrations.len(),
+                floor: floors.prefills,
+            });
+        }
         for (number, migration) in self.migrations.iter().enumerate() {
             let found = [
                 (
@@ -155,14 +204,15 @@ impl MigrationBenchOutcome {
 
 /// A request of the set.
 struct Case {
-    prompt: Vec<u32>,
+    number: usize,
+    request: GenerationRequest,
     expected: u64,
 }
 
 /// Runs it. `progress` hears each migration as it ends.
 pub fn migrate(
     bench: &MigrationBench,
-    mut progress: impl FnMut(&MigrationReport),
+    progress: impl FnMut(&MigrationReport),
 ) -> Result<MigrationBenchOutcome, MigrationBenchError> {
     let coordinator = Coordinator::start(bench.options.clone())?;
     let mut random = ChaCha8Rng::seed_from_u64(bench.seed);
@@ -175,40 +225,17 @@ pub fn migrate(
             scope.spawn(move || {
                 let numbers = (index..).step_by(bench.clients as usize).map(|n| n % usual.len());
                 for number in numbers {
-                    if !load.run(coordinator, bench, number, &usual[number]) {
+                    if load.stops.load(Ordering::Relaxed) || !load.run(coordinator, &usual[number]) {
                         break;
                     }
                 }
             })
         };
         let clients: Vec<_> = (0..bench.clients as usize).map(client).collect();
-        let long_number = usual.len();
-        let with_long =
-            |is_wanted: bool, work: &mut dyn FnMut() -> Result<MigrationReport, MigrationError>| {
-                let (load, coordinator) = (&load, &coordinator);
-                let request = is_wanted.then(|| {
-                    let (started, begun) = std::sync::mpsc::sync_channel(1);
-                    let request = scope.spawn(move || {
-                        // The stream exists: the request is queued before the migration is.
-                        load.run_with(coordinator, bench, long_number, long, || {
-                            // The other end waits for exactly this.
-                            let _ = started.send(());
-                        })
-                    });
-                    // A request that failed at once has nothing to say.
-                    let _ = begun.recv();
-                    request
-                });
-                let report = work();
-                if let Some(request) = request {
-                    // A panic there is one here.
-                    request.join().expect("clients do not panic");
-                }
-                report
-            };
-        let migrations = back_and_forth(bench, &coordinator, &load, &mut random, with_long, &mut progress);
+        let migrations = back_and_forth(bench, &coordinator, &load, long, &mut random, progress);
         load.stop();
         for client in clients {
+            // A panic there is one here.
             client.join().expect("clients do not panic");
         }
         let failure = load.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -218,19 +245,32 @@ pub fn migrate(
     if let Some(failure) = failure {
         return Err(failure);
     }
-    let migrations = migrations?;
-    let pauses = migrations
-        .iter()
-        .flat_map(|report| report.pauses_s.iter().copied());
-    Ok(MigrationBenchOutcome {
-        requests: load.finished.load(Ordering::Relaxed),
+    Ok(outcome(bench, migrations?, load.finished.load(Ordering::Relaxed)))
+}
+
+fn outcome(bench: &MigrationBench, migrations: Vec<MigrationReport>, requests: u64) -> MigrationBenchOutcome {
+    let mut pauses = Vec::new();
+    let mut excesses = Vec::new();
+    for report in &migrations {
+        pauses.extend(&report.pauses_s);
+        excesses.extend(
+            report
+                .pauses_s
+                .iter()
+                .map(|pause| pause - report.itl_before_s.p50),
+        );
+    }
+    MigrationBenchOutcome {
+        weight_bytes: bench.options.model.weight_bytes(),
+        requests,
         prefills: migrations
             .iter()
             .filter(|report| report.prefills_at_commit > 0)
             .count() as u64,
-        pause_s: Summary::of(pauses.collect()),
+        pause_s: Summary::of(pauses),
+        pause_excess_s: Summary::of(excesses),
         migrations,
-    })
+    }
 }
 
 /// The set: usual requests, then a long one; run once for their hashes.
@@ -240,24 +280,48 @@ fn cases(
     random: &mut ChaCha8Rng,
 ) -> Result<Vec<Case>, MigrationBenchError> {
     let vocab = bench.options.model.vocab;
-    let lengths = (0..bench.clients + 2)
-        .map(|_| bench.prompt_tokens)
-        .chain([bench.long_prompt_tokens]);
-    let prompts: Vec<Vec<u32>> = lengths
-        .map(|length| (0..length).map(|_| random.next_u32() % vocab).collect())
-        .collect();
-    let options = GenerateOptions {
-        max_tokens: bench.new_tokens,
+    let usual = (0..bench.clients + 2).map(|_| (bench.prompt_tokens, bench.new_tokens));
+    let shapes = usual.chain([(bench.long_prompt_tokens, bench.long_new_tokens)]);
+    let requests = shapes.map(|(prompt_tokens, max_tokens)| GenerationRequest {
+        prompt: (0..prompt_tokens).map(|_| random.next_u32() % vocab).collect(),
+        max_tokens,
         ignore_eos: true,
-        logits: false,
         logits_hash: true,
-    };
-    let generated = generate(coordinator, &prompts, &options)?;
-    let expected = generated.iter().map(|one| one.logits_hash.unwrap_or(0));
-    let cases = prompts.into_iter().zip(expected);
-    Ok(cases
-        .map(|(prompt, expected)| Case { prompt, expected })
-        .collect())
+        prompt_logits: false,
+    });
+    // All at once, as under load; what runs beside a request does not change it.
+    let running: Vec<_> = requests
+        .map(|request| (coordinator.submit(request.clone()), request))
+        .collect();
+    let numbered = running.into_iter().enumerate();
+    numbered
+        .map(|(number, (mut stream, request))| {
+            let expected =
+                finish(&mut stream, |_| true)?.ok_or(MigrationBenchError::NoHash { request: number })?;
+            Ok(Case {
+                number,
+                request,
+                expected,
+            })
+        })
+        .collect()
+}
+
+/// Reads a stream to its end and answers its logits hash; `None` where it has none, or `goes_on` says no to a token.
+fn finish(
+    stream: &mut TokenStream,
+    mut goes_on: impl FnMut(u32) -> bool,
+) -> Result<Option<u64>, RequestError> {
+    while let Some(event) = stream.next_blocking() {
+        match event {
+            StreamEvent::Token { token, .. } if goes_on(token) => {}
+            StreamEvent::Token { .. } => return Ok(None),
+            StreamEvent::PromptLogits(_) => {}
+            StreamEvent::Failed(source) => return Err(source),
+            StreamEvent::Finished { logits_hash, .. } => return Ok(logits_hash),
+        }
+    }
+    Err(RequestError::Stopped)
 }
 
 /// Migrates to the other layout and back, each time after a random number of tokens.
@@ -265,19 +329,15 @@ fn back_and_forth(
     bench: &MigrationBench,
     coordinator: &Coordinator,
     load: &Load,
+    long: &Case,
     random: &mut ChaCha8Rng,
-    with_long: impl Fn(
-        bool,
-        &mut dyn FnMut() -> Result<MigrationReport, MigrationError>,
-    ) -> Result<MigrationReport, MigrationError>,
-    progress: &mut impl FnMut(&MigrationReport),
+    mut progress: impl FnMut(&MigrationReport),
 ) -> Result<Vec<MigrationReport>, MigrationBenchError> {
     let mut migrations = Vec::new();
     let all = 2 * bench.rounds;
     for number in 0..all {
-        // At least the prompts are in, at most every client has nearly finished a request.
-        let tokens = u64::from(bench.clients * bench.new_tokens);
-        let wait = tokens / 2 + u64::from(random.next_u32()) % (tokens / 2).max(1);
+        // Up to half a request's time: the migration before ended at a moment of its own.
+        let wait = u64::from(random.next_u32()) % u64::from(bench.clients * bench.new_tokens / 2).max(1);
         if !load.wait_for(load.tokens.load(Ordering::Relaxed) + wait) {
             break;
         }
@@ -287,13 +347,42 @@ fn back_and_forth(
             &bench.options.layout
         };
         // Spread evenly over all migrations.
-        let is_prefill = (number + 1) * bench.prefills / all > number * bench.prefills / all;
-        let report = with_long(is_prefill, &mut || coordinator.migrate_blocking(to.clone()))
-            .map_err(|source| MigrationBenchError::Migration { number, source })?;
+        let with_long = (number + 1) * bench.prefills / all > number * bench.prefills / all;
+        let report = if with_long {
+            beside_long_prompts(coordinator, load, long, || {
+                coordinator.migrate_blocking(to.clone())
+            })
+        } else {
+            coordinator.migrate_blocking(to.clone())
+        };
+        let report = report.map_err(|source| MigrationBenchError::Migration { number, source })?;
         progress(&report);
         migrations.push(report);
     }
     Ok(migrations)
+}
+
+/// Does `work` while long prompts are sent one after another, each to its end; the first is on its way before.
+fn beside_long_prompts<T>(
+    coordinator: &Coordinator,
+    load: &Load,
+    long: &Case,
+    work: impl FnOnce() -> T,
+) -> T {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let first = coordinator.submit(long.request.clone());
+        let client = scope.spawn(|| {
+            let mut goes_on = load.follow(first, long);
+            while goes_on && !is_done.load(Ordering::Relaxed) {
+                goes_on = load.run(coordinator, long);
+            }
+        });
+        let result = work();
+        is_done.store(true, Ordering::Relaxed);
+        client.join().expect("clients do not panic");
+        result
+    })
 }
 
 /// What the clients share.
@@ -309,53 +398,31 @@ struct Load {
 
 impl Load {
     /// Runs a request to its end; `false` where there is to be no other.
-    fn run(&self, coordinator: &Coordinator, bench: &MigrationBench, number: usize, case: &Case) -> bool {
-        self.run_with(coordinator, bench, number, case, || {})
+    fn run(&self, coordinator: &Coordinator, case: &Case) -> bool {
+        self.follow(coordinator.submit(case.request.clone()), case)
     }
 
-    fn run_with(
-        &self,
-        coordinator: &Coordinator,
-        bench: &MigrationBench,
-        number: usize,
-        case: &Case,
-        submitted: impl FnOnce(),
-    ) -> bool {
-        let mut stream = coordinator.submit(GenerationRequest {
-            prompt: case.prompt.clone(),
-            max_tokens: bench.new_tokens,
-            ignore_eos: true,
-            logits_hash: true,
-            prompt_logits: false,
+    fn follow(&self, mut stream: TokenStream, case: &Case) -> bool {
+        let request = case.number;
+        let finished = finish(&mut stream, |_| {
+            self.count_token();
+            !self.stops.load(Ordering::Relaxed)
         });
-        submitted();
-        while let Some(event) = stream.next_blocking() {
-            match event {
-                StreamEvent::Token { .. } => self.count_token(),
-                StreamEvent::PromptLogits(_) => {}
-                StreamEvent::Failed(source) => {
-                    return self.fail(MigrationBenchError::Request {
-                        request: number,
-                        source,
-                    });
-                }
-                StreamEvent::Finished { logits_hash, .. } => {
-                    let found = logits_hash.unwrap_or(0);
-                    if found != case.expected {
-                        return self.fail(MigrationBenchError::Hash {
-                            request: number,
-                            found,
-                            expected: case.expected,
-                        });
-                    }
-                    self.finished.fetch_add(1, Ordering::Relaxed);
-                }
+        match finished {
+            Ok(None) if self.stops.load(Ordering::Relaxed) => return false,
+            Ok(None) => self.fail(MigrationBenchError::NoHash { request }),
+            Ok(Some(found)) if found != case.expected => self.fail(MigrationBenchError::Hash {
+                request,
+                found,
+                expected: case.expected,
+            }),
+            Ok(Some(_)) => {
+                self.finished.fetch_add(1, Ordering::Relaxed);
+                return true;
             }
-            if self.stops.load(Ordering::Relaxed) {
-                return false;
-            }
+            Err(source) => self.fail(MigrationBenchError::Request { request, source }),
         }
-        true
+        false
     }
 
     fn count_token(&self) {
@@ -377,13 +444,12 @@ impl Load {
         !self.stops.load(Ordering::Relaxed)
     }
 
-    fn fail(&self, failure: MigrationBenchError) -> bool {
+    fn fail(&self, failure: MigrationBenchError) {
         self.failure
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .get_or_insert(failure);
         self.stop();
-        false
     }
 
     fn stop(&self) {

@@ -202,6 +202,7 @@ impl<B: Backend> KvStore<B> {
         let layer = self.part_layer(part)?;
         let slots = self.slots(block_table, part.tokens)?;
         let mut row = vec![0.0; self.part_row(layer, part)];
+        out.reserve(size_of_val(row.as_slice()) * slots.len());
         for slot in slots {
             for (chunk, at) in row
                 .chunks_exact_mut(layer.shape.head_dim)
@@ -209,7 +210,9 @@ impl<B: Backend> KvStore<B> {
             {
                 self.backend.download(&layer.cache, at, chunk)?;
             }
-            out.extend(row.iter().flat_map(|number| number.to_le_bytes()));
+            // Nothing on a little-endian machine: whole rows are copied.
+            row.iter_mut().for_each(swap_on_big_endian);
+            out.extend_from_slice(bytemuck::cast_slice(&row));
         }
         Ok(())
     }
@@ -228,17 +231,20 @@ impl<B: Backend> KvStore<B> {
         let index = self.layer_index(part.layer)?;
         let row_len = self.part_row(&self.caches[index], part);
         let layer = &mut self.caches[index];
-        let mut row = Vec::with_capacity(row_len);
+        let mut row = vec![0.0; row_len];
         for (slot, bytes) in slots.into_iter().zip(bytes.chunks_exact((row_len * 4).max(1))) {
-            row.clear();
-            row.extend(
-                bytes
-                    .chunks_exact(4)
-                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-            );
-            let offsets: Vec<usize> = layer.offsets(slot, part.kv_heads).collect();
-            for (chunk, at) in row.chunks_exact(layer.shape.head_dim).zip(offsets) {
-                self.backend.upload(chunk, &mut layer.cache, at)?;
+            bytemuck::cast_slice_mut(&mut row).copy_from_slice(bytes);
+            row.iter_mut().for_each(swap_on_big_endian);
+            let LayerCache {
+                kv_heads,
+                shape,
+                cache,
+            } = &mut *layer;
+            for (chunk, at) in
+                row.chunks_exact(shape.head_dim)
+                    .zip(offsets(*shape, kv_heads.start(), slot, part.kv_heads))
+            {
+                self.backend.upload(chunk, cache, at)?;
             }
         }
         Ok(())
@@ -320,15 +326,28 @@ impl<B: Backend> KvStore<B> {
 }
 
 impl<B: Backend> LayerCache<B> {
-    /// Positions of keys, then of values, of these heads in one slot.
     fn offsets(&self, slot: KvSlot, kv_heads: IndexRange) -> impl Iterator<Item = usize> + use<B> {
-        let (shape, first) = (self.shape, self.kv_heads.start());
-        [0, shape.value_offset()].into_iter().flat_map(move |value| {
-            kv_heads
-                .iter()
-                .map(move |head| shape.key_offset(slot, (head - first) as usize) + value)
-        })
+        offsets(self.shape, self.kv_heads.start(), slot, kv_heads)
     }
+}
+
+/// Positions of keys, then of values, of these heads in one slot of a cache whose first head is `first`.
+fn offsets(
+    shape: KvShape,
+    first: u32,
+    slot: KvSlot,
+    kv_heads: IndexRange,
+) -> impl Iterator<Item = usize> + use<> {
+    [0, shape.value_offset()].into_iter().flat_map(move |value| {
+        kv_heads
+            .iter()
+            .map(move |head| shape.key_offset(slot, (head - first) as usize) + value)
+    })
+}
+
+/// Turns a number of this machine into little-endian, or back: nothing on nearly all machines.
+fn swap_on_big_endian(number: &mut f32) {
+    *number = f32::from_bits(number.to_bits().to_le());
 }
 
 /// Elements of a pool; `None` where there are none to speak of or too many.

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use super::replica::{Gaps, Replica};
 use crate::clock;
 use crate::lanes::KvLane;
+use crate::wire::message::SwitchTimes;
 
 /// Why a migration did not happen. The layout before it is in force, unless a worker was lost after the commit.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -160,6 +161,10 @@ pub struct MigrationReport {
     pub pauses_s: Vec<f64>,
     /// The same, summed up.
     pub pause_s: Summary,
+    /// The same less the median gap just before the migration: a pause always contains a step.
+    pub pause_excess_s: Summary,
+    /// What lies between the last step of the old layout and the end of the first of the new one.
+    pub first_step_s: FirstStepTimes,
     /// Gaps between a stream's tokens just before the migration.
     pub itl_before_s: Summary,
     /// The same from its start to the switch.
@@ -168,6 +173,29 @@ pub struct MigrationReport {
     pub itl_after_s: Summary,
     /// Why it failed.
     pub failure: Option<String>,
+}
+
+/// Where the time of a layout's first step went, in seconds; of ranks the longest counts.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct FirstStepTimes {
+    /// From the last result before it to its leaving: long where the record was not durable in time.
+    pub dispatch: f64,
+    /// A rank had the step and lacked KV of the steps before.
+    pub marks: f64,
+    /// A rank sent what others still lacked.
+    pub tail: f64,
+    /// A rank computed, or waited for other ranks and stages.
+    pub compute: f64,
+}
+
+impl FirstStepTimes {
+    /// Takes in what a rank says.
+    fn merge(&mut self, rank: SwitchTimes) {
+        let longer = |known: &mut f64, found: Duration| *known = known.max(found.as_secs_f64());
+        longer(&mut self.marks, rank.marks);
+        longer(&mut self.tail, rank.tail);
+        longer(&mut self.compute, rank.compute);
+    }
 }
 
 /// How a migration ended.
@@ -257,6 +285,8 @@ impl Migration {
                 release_s: None,
                 pauses_s: Vec::new(),
                 pause_s: Summary::default(),
+                pause_excess_s: Summary::default(),
+                first_step_s: FirstStepTimes::default(),
                 itl_before_s: Summary::default(),
                 itl_meanwhile_s: Summary::default(),
                 itl_after_s: Summary::default(),
@@ -334,6 +364,11 @@ impl Migration {
         }
     }
 
+    /// A rank has computed the first step.
+    pub(super) fn switched(&mut self, times: SwitchTimes) {
+        self.report.first_step_s.merge(times);
+    }
+
     /// The report as of now; `computed` are the marks of all live units.
     pub(super) fn report(&self, gaps: &Gaps, computed: &BTreeMap<KvUnit, u32>) -> MigrationReport {
         let mut report = self.report.clone();
@@ -364,6 +399,9 @@ impl Migration {
         report.pauses_s.clone_from(&gaps.pauses);
         report.pause_s = Summary::of(gaps.pauses.clone());
         report.itl_before_s = Summary::of(gaps.before.iter().copied().collect());
+        let usual = report.itl_before_s.p50;
+        report.pause_excess_s = Summary::of(gaps.pauses.iter().map(|pause| pause - usual).collect());
+        report.first_step_s.dispatch = gaps.dispatch_s.unwrap_or(0.0);
         report.itl_meanwhile_s = Summary::of(gaps.meanwhile.clone());
         report.itl_after_s = Summary::of(gaps.after.clone());
         report.failure = self.failure.as_ref().map(|(_, reason)| reason.clone());

@@ -54,6 +54,11 @@ impl LaneFrame {
         })
     }
 
+    /// Bytes of the whole frame.
+    pub fn body_bytes(&self) -> u64 {
+        self.body.len() as u64
+    }
+
     /// The numbers.
     pub fn payload(&self) -> &[u8] {
         &self.body[self.payload_start..]

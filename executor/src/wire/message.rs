@@ -228,6 +228,24 @@ pub enum FromWorker {
     Times(WorkerTimes),
     /// It lives.
     Pong,
+    /// The first step of a layout is computed here; said once, before the handover hears of it.
+    Switched {
+        /// Which layout.
+        layout_id: HandoverId,
+        /// How long it took.
+        times: SwitchTimes,
+    },
+}
+
+/// What a rank did between its last step of the old layout and the end of its first of the new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SwitchTimes {
+    /// From having the step to having every mark that it needs.
+    pub marks: Duration,
+    /// Sending what others still lacked, before computing.
+    pub tail: Duration,
+    /// Computing, with the waits for other ranks and stages.
+    pub compute: Duration,
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! KV on its way between layouts: what this device still has to send and to take in.
 //!
-//! The step thread does all of it between steps, a chunk of about 1 MiB at a time, since it owns the caches. Until
-//! marks are within a step (`bulk`), sending keeps to a rate and waits where the network does; after that, what a
-//! step adds leaves before the next step is computed, because that one may wait for it elsewhere.
+//! The step thread does all of it between steps, a chunk of about 1 MiB at a time, since it owns the caches. Sending
+//! waits where the network does, and until the coordinator asks for mirroring (`bulk`) it keeps to a rate. Only
+//! before the first step of the new layout everything leaves, whatever it takes ([`Copying::send_tail_chunk`]):
+//! that step may wait for it elsewhere.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use infercluster_serving::handover::{HandoverId, KvUnit, LaneAck, LaneData, LaneId};
@@ -64,6 +65,16 @@ impl Payload {
     }
 }
 
+/// Blocks of every unit.
+pub(super) type Tables = BTreeMap<KvUnit, Vec<KvBlockId>>;
+
+/// Whether sending waits for the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Kept,
+    Ignored,
+}
+
 /// When there is a chunk to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
@@ -87,6 +98,8 @@ pub(super) struct Copying {
     outgoing: VecDeque<LaneData>,
     arrivals: VecDeque<Arrival>,
     lines: BTreeMap<GpuId, KvLine>,
+    /// Devices that a lane leads to or from and whose connection does not stand.
+    missing: BTreeSet<GpuId>,
     next_bulk: Instant,
 }
 
@@ -96,7 +109,12 @@ struct Lane {
 }
 
 impl Copying {
-    pub(super) fn new(handover: HandoverId, source: HandoverId, shadow: &Shadow, head_dim: u32) -> Self {
+    pub(super) fn new(
+        gpu: GpuId,
+        (handover, source): (HandoverId, HandoverId),
+        shadow: &Shadow,
+        head_dim: u32,
+    ) -> Self {
         let lane = |lane: &KvLane| {
             let heads: u64 = lane
                 .slices
@@ -117,12 +135,19 @@ impl Copying {
             outgoing: VecDeque::new(),
             arrivals: VecDeque::new(),
             lines: BTreeMap::new(),
+            missing: peers(&shadow.lanes, gpu),
             next_bulk: clock::now(),
         }
     }
 
     pub(super) fn line_up(&mut self, peer: GpuId, line: KvLine) {
+        self.missing.remove(&peer);
         self.lines.insert(peer, line);
+    }
+
+    /// Whether every connection that a lane needs stands.
+    pub(super) fn is_connected(&self) -> bool {
+        self.missing.is_empty()
     }
 
     /// Queues what the handover wants sent.
@@ -143,16 +168,16 @@ impl Copying {
     /// The oldest arrival.
     pub(super) fn take_arrival(&mut self) -> Option<Arrival> {
         let arrival = self.arrivals.pop_front()?;
-        if let Some(peer) = arrival.peer {
-            self.note_consumed(peer);
+        if let (Some(peer), Payload::Frame(frame)) = (arrival.peer, &arrival.payload) {
+            self.note_consumed(peer, frame);
         }
         Some(arrival)
     }
 
     /// A frame of a peer is dealt with.
-    pub(super) fn note_consumed(&self, peer: GpuId) {
+    pub(super) fn note_consumed(&self, peer: GpuId, frame: &LaneFrame) {
         if let Some(line) = self.lines.get(&peer) {
-            line.note_consumed();
+            line.note_consumed(frame);
         }
     }
 
@@ -172,7 +197,7 @@ impl Copying {
         if !self.arrivals.is_empty() {
             return Work::Now;
         }
-        if self.sendable().is_none() {
+        if self.sendable(Room::Kept).is_none() {
             return Work::None;
         }
         if self.is_bulk && self.next_bulk > clock::now() {
@@ -182,24 +207,33 @@ impl Copying {
     }
 
     /// The first queued item whose lane can take a chunk: lanes stay in order, and none waits for another.
-    fn sendable(&self) -> Option<usize> {
+    fn sendable(&self, room: Room) -> Option<usize> {
         self.outgoing.iter().position(|data| {
             let Some(lane) = self.lanes.get(&data.lane).map(|lane| &lane.lane) else {
                 // Sending it gives the error.
                 return true;
             };
             let line = self.lines.get(&lane.lane.to);
-            lane.is_local() || line.is_some_and(|line| !self.is_bulk || line.has_room())
+            lane.is_local() || line.is_some_and(|line| room == Room::Ignored || line.has_room())
         })
     }
 
-    /// Sends one chunk of what is queued; `false` where nothing can be sent.
-    pub(super) fn send_chunk(
+    /// Sends one chunk of what is queued and has room; `false` where there is none.
+    pub(super) fn send_chunk(&mut self, caches: &KvStore<Cpu>, tables: &Tables) -> Result<bool, CopyError> {
+        self.send(Room::Kept, caches, tables)
+    }
+
+    /// Sends one chunk of what is queued, however much waits in the network; `false` where nothing is left.
+    pub(super) fn send_tail_chunk(
         &mut self,
         caches: &KvStore<Cpu>,
-        tables: &BTreeMap<KvUnit, Vec<KvBlockId>>,
+        tables: &Tables,
     ) -> Result<bool, CopyError> {
-        let Some(index) = self.sendable() else {
+        self.send(Room::Ignored, caches, tables)
+    }
+
+    fn send(&mut self, room: Room, caches: &KvStore<Cpu>, tables: &Tables) -> Result<bool, CopyError> {
+        let Some(index) = self.sendable(room) else {
             return Ok(false);
         };
         let whole = self.outgoing[index];
@@ -314,6 +348,21 @@ impl Copying {
         }
         Ok(None)
     }
+}
+
+/// The other ends of a device's lanes.
+pub(super) fn peers(lanes: &[KvLane], gpu: GpuId) -> BTreeSet<GpuId> {
+    let crossing = lanes
+        .iter()
+        .map(|lane| lane.lane)
+        .filter(|lane| lane.from != lane.to);
+    crossing
+        .filter_map(|lane| match lane {
+            lane if lane.from == gpu => Some(lane.to),
+            lane if lane.to == gpu => Some(lane.from),
+            _ => None,
+        })
+        .collect()
 }
 
 /// Bytes of one token of a slice.

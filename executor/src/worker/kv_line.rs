@@ -1,20 +1,24 @@
 //! A KV connection to one peer: a thread that writes, a thread that reads.
 //!
 //! The step thread never waits for the network. What it sends waits in a queue that it keeps short by asking
-//! [`KvLine::has_room`]; of what comes, only [`UNREAD_FRAMES`] are read ahead of it, and the peer's socket holds
-//! back the rest.
+//! [`KvLine::has_room`]; of what comes, about [`UNREAD_BYTES`] are read ahead of it, and the peer's socket holds
+//! back the rest. Both bounds are bytes and not frames: the step thread looks up only between two steps, and a
+//! frame may be one token of one sequence.
+//!
+//! The threads keep the usual priority, unlike what builds a shadow: the last tail, which a token waits for, goes
+//! through them.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use infercluster_serving::handover::HandoverId;
 use infercluster_spec::GpuId;
 
+use super::copying::peers;
 use super::runtime::MESH_DEADLINE;
 use super::steps::Command;
 use super::switchboard::{Line, LineError, Switchboard};
@@ -22,9 +26,9 @@ use crate::wire::message::Prepare;
 use crate::wire::{Connection, Kind, LaneFrame, LaneHeader, Purpose, WireError};
 
 /// Bytes that may wait to be written before bulk copying pauses.
-const QUEUE_BYTES: u64 = 4 << 20;
-/// Frames that may be read ahead of the step thread.
-const UNREAD_FRAMES: usize = 4;
+const QUEUE_BYTES: u64 = 16 << 20;
+/// Bytes after which no further frame is read ahead of the step thread.
+const UNREAD_BYTES: u64 = 16 << 20;
 /// How long a handover's connection may be silent.
 const IDLE_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -34,23 +38,69 @@ pub(super) struct KvLine {
     connection: Connection,
     outgoing: Sender<Vec<u8>>,
     queued: Arc<AtomicU64>,
-    unread: Receiver<()>,
+    unread: Arc<Unread>,
+}
+
+/// What was read and is not dealt with.
+#[derive(Debug, Default)]
+struct Unread {
+    state: Mutex<UnreadState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct UnreadState {
+    bytes: u64,
+    /// Nobody deals with anything any more.
+    closed: bool,
+}
+
+impl Unread {
+    /// Waits until another frame may be read; `false` where none is wanted any more.
+    fn wait_for_room(&self) -> bool {
+        let state = self.lock();
+        let is_full = |state: &mut UnreadState| state.bytes >= UNREAD_BYTES && !state.closed;
+        let state = self
+            .changed
+            .wait_while(state, is_full)
+            .unwrap_or_else(PoisonError::into_inner);
+        !state.closed
+    }
+
+    fn add(&self, bytes: u64) {
+        self.lock().bytes += bytes;
+    }
+
+    fn remove(&self, bytes: u64) {
+        let mut state = self.lock();
+        state.bytes = state.bytes.saturating_sub(bytes);
+        self.changed.notify_one();
+    }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UnreadState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl KvLine {
     fn start(connection: Connection, threads: &Threads) -> Result<Self, WireError> {
         let (writer, reader) = (connection.duplicate()?, connection.duplicate()?);
         let (outgoing, bodies) = mpsc::channel();
-        let (permits, unread) = mpsc::sync_channel(UNREAD_FRAMES);
+        let unread = Arc::new(Unread::default());
         let queued = Arc::new(AtomicU64::new(0));
         let (threads_writing, counter) = (threads.clone(), Arc::clone(&queued));
         spawn("kv write", move || {
             let written = write(&writer, &bodies, &counter, &threads_writing);
             threads_writing.report(written);
         })?;
-        let threads_reading = threads.clone();
+        let (threads_reading, ahead) = (threads.clone(), Arc::clone(&unread));
         spawn("kv read", move || {
-            let read = read(&reader, &permits, &threads_reading);
+            let read = read(&reader, &ahead, &threads_reading);
             threads_reading.report(read);
         })?;
         Ok(Self {
@@ -76,14 +126,14 @@ impl KvLine {
     }
 
     /// A frame that was read is dealt with: another may be read.
-    pub(super) fn note_consumed(&self) {
-        // One permit a frame: it is there unless the reading thread has ended.
-        let _ = self.unread.try_recv();
+    pub(super) fn note_consumed(&self, frame: &LaneFrame) {
+        self.unread.remove(frame.body_bytes());
     }
 }
 
 impl Drop for KvLine {
     fn drop(&mut self) {
+        self.unread.close();
         self.connection.close();
     }
 }
@@ -104,9 +154,8 @@ fn write(
     Ok(())
 }
 
-fn read(connection: &Connection, permits: &SyncSender<()>, threads: &Threads) -> Result<(), WireError> {
-    // Without a line that consumes there is nobody to read for.
-    while permits.send(()).is_ok() {
+fn read(connection: &Connection, unread: &Unread, threads: &Threads) -> Result<(), WireError> {
+    while unread.wait_for_room() {
         let (kind, body) = connection.receive_bytes(IDLE_DEADLINE, Kind::Kv.limit())?;
         if kind != Kind::Kv {
             return Err(WireError::UnexpectedKind {
@@ -115,6 +164,7 @@ fn read(connection: &Connection, permits: &SyncSender<()>, threads: &Threads) ->
             });
         }
         let frame = LaneFrame::decode(body)?;
+        unread.add(frame.body_bytes());
         let command = Command::Lane {
             layout_id: threads.layout_id,
             peer: threads.peer,
@@ -160,15 +210,8 @@ pub(super) fn connect(
     switchboard: &Arc<Switchboard>,
     commands: &Sender<Command>,
 ) -> Result<(), WireError> {
-    let lanes = prepare.shadow.iter().flat_map(|shadow| &shadow.lanes);
-    let peers: BTreeSet<GpuId> = lanes
-        .filter(|lane| !lane.is_local())
-        .filter_map(|lane| match lane.lane {
-            lane if lane.from == gpu => Some(lane.to),
-            lane if lane.to == gpu => Some(lane.from),
-            _ => None,
-        })
-        .collect();
+    let lanes = prepare.shadow.as_ref().map_or(&[][..], |shadow| &shadow.lanes);
+    let peers = peers(lanes, gpu);
     let (layout_id, addresses, deadline) = (prepare.layout_id, prepare.peers.clone(), prepare.peer_deadline);
     for peer in peers {
         let (switchboard, addresses) = (Arc::clone(switchboard), addresses.clone());

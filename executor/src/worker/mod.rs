@@ -121,11 +121,10 @@ pub fn run(options: &WorkerOptions) -> Result<(), WorkerError> {
         let (answers, control) = (answers.clone(), control.duplicate().map_err(lost)?);
         let (gpu, board, sender) = (options.gpu, Arc::clone(&switchboard), commands.clone());
         spawn("steps", move || {
-            if let Err(error) = StepLoop::new(gpu, answers, board, sender).run(&queue) {
-                tracing::warn!("the coordinator cannot be answered: {error}");
-            }
+            let ended = StepLoop::new(gpu, answers, board, sender).run(&queue);
             // Without this thread the worker is of no use: the control loop ends too.
             control.close();
+            ended
         })?
     };
     let worker = Worker {
@@ -141,8 +140,13 @@ pub fn run(options: &WorkerOptions) -> Result<(), WorkerError> {
     // A step thread that has ended needs no word.
     let _ = commands.send(Command::Stop);
     // A panic of that thread was already printed.
-    let _ = stepper.join();
-    ended.map_err(lost)
+    let stepped = stepper.join().unwrap_or(Ok(()));
+    match ended {
+        // Told to stop: a step that was under way has nobody to answer any more.
+        Ok(()) => Ok(()),
+        // Where the step thread could not answer, it closed the connection that the control loop then found closed.
+        Err(error) => Err(lost(stepped.err().unwrap_or(error))),
+    }
 }
 
 /// Introduces this worker to its coordinator.
@@ -221,7 +225,10 @@ fn term_of(message: &ToWorker) -> Option<Term> {
     }
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, WorkerError> {
+fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<thread::JoinHandle<T>, WorkerError> {
     thread::Builder::new()
         .name(name.to_owned())
         .spawn(body)

@@ -1,6 +1,6 @@
 //! The layout of a service changes while it answers, and no request notices.
 
-use infercluster_executor::bench::{MigrationBench, MigrationFloors, migrate};
+use infercluster_executor::bench::{MigrationBench, MigrationBenchOutcome, MigrationFloors, migrate};
 use infercluster_executor::coordinator::{
     Coordinator, CoordinatorOptions, GenerationRequest, MigrationError, MigrationPhase, StreamEvent,
     TokenStream,
@@ -37,6 +37,7 @@ fn bench(folder: &std::path::Path, from: &Cuts, to: &Cuts) -> MigrationBench {
         prompt_tokens: 60,
         new_tokens: 120,
         long_prompt_tokens: 390,
+        long_new_tokens: 20,
         seed: 5,
     }
 }
@@ -46,16 +47,47 @@ fn check(from: &Cuts, to: &Cuts) {
     let outcome = migrate(&bench(folder.path(), from, to), |_| {}).unwrap();
     assert_eq!(outcome.migrations.len(), 8);
     let floors = MigrationFloors {
+        weight_bytes: Bytes(100_000),
         kv_bytes_at_commit: Bytes(10_000),
         steps_meanwhile: 2,
         rounds: 2,
+        prefills: 2,
     };
     outcome.check(floors).unwrap();
-    assert!(outcome.prefills > 0, "a prompt was in prefill during a migration");
+    check_floors(&outcome, floors);
     assert!(outcome.requests > 0);
     for migration in &outcome.migrations {
         assert_eq!(migration.phase, MigrationPhase::Done);
         assert!(migration.kv_bytes_moved > Bytes::ZERO && migration.kv_bytes_kept > Bytes::ZERO);
+    }
+}
+
+/// Each floor is one that a run can miss.
+fn check_floors(outcome: &MigrationBenchOutcome, floors: MigrationFloors) {
+    let missed = [
+        MigrationFloors {
+            weight_bytes: Bytes(outcome.weight_bytes.0 + 1),
+            ..floors
+        },
+        MigrationFloors {
+            kv_bytes_at_commit: Bytes(u64::MAX),
+            ..floors
+        },
+        MigrationFloors {
+            steps_meanwhile: u64::MAX,
+            ..floors
+        },
+        MigrationFloors {
+            rounds: u32::MAX,
+            ..floors
+        },
+        MigrationFloors {
+            prefills: outcome.prefills + 1,
+            ..floors
+        },
+    ];
+    for floors in missed {
+        assert!(outcome.check(floors).is_err(), "{floors:?}");
     }
 }
 

@@ -21,7 +21,7 @@ use crate::wire::message::{DocumentText, Shadow, ToWorker};
 
 /// The replica that may migrate: a layout with several is refused.
 const ONLY: ReplicaId = ReplicaId(0);
-/// KV that may be left to copy when mirroring begins: it leaves before the next step, in about 10 ms a device.
+/// KV that may be left to copy when mirroring begins, where steps add less: it goes in the gaps of the next steps.
 const GAP_BYTES: u64 = 4 << 20;
 /// Bytes a second at which a device gives KV while it serves.
 const COPY_RATE: f64 = 400e6;

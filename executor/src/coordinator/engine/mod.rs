@@ -1,10 +1,13 @@
 //! The engine thread: one queue of events, all state in one place.
 //!
-//! Changes of layout are [`migrate`]'s, over the same state.
+//! Changes of layout are [`migrate`]'s, losses [`losses`]'s, questions [`measuring`]'s, over the same state.
 //!
 //! Events that wait are taken together, then steps are dispatched, then tokens are delivered: workers never wait
 //! for clients.
 
+mod loading;
+mod losses;
+mod measuring;
 mod migrate;
 mod pools;
 
@@ -22,24 +25,22 @@ use tokio::sync::oneshot;
 use super::CoordinatorOptions;
 use super::error::{ExecutorError, RequestError};
 use super::fleet::{Fleet, Joined};
-use super::measure::{Measurements, Status, WorkerStatus, step_records};
+use super::measure::{Measurements, Status};
 use super::migration::{Migration, MigrationError, MigrationReport};
 use super::records::{Recorded, Records, Reign};
 use super::replica::Replica;
 use super::request::{GenerationRequest, StreamEvent};
-use crate::clock::{self, Deadline};
+use crate::clock;
 use crate::probe::ProbeTrace;
-use crate::speed::Speed;
 use crate::store::StoreError;
 use crate::wire::handshake::Unwelcome;
-use crate::wire::message::{DocumentText, FromWorker, Prepare, Shadow, StepOutput, ToWorker, WorkerTimes};
+use crate::wire::message::{FromWorker, StepOutput, ToWorker};
+use losses::Suspicion;
+use measuring::Collection;
 use pools::{build_replicas, kv_pools};
 
 /// How often workers are pinged and limits are looked at.
 const TICK: Duration = Duration::from_secs(1);
-/// How long a failed step waits for the news which worker is lost, which names the cause and not a witness.
-const SUSPICION: Duration = Duration::from_millis(300);
-
 /// What reaches the engine.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -80,21 +81,6 @@ pub(super) enum Event {
     Recorded(Result<Recorded, StoreError>),
     /// The end.
     Stop,
-}
-
-/// A step failed on a worker, maybe because another is lost.
-struct Suspicion {
-    due: Instant,
-    replica: ReplicaId,
-    error: RequestError,
-}
-
-/// An answer about times that is being collected.
-struct Collection {
-    reply: oneshot::Sender<Measurements>,
-    missing: BTreeSet<GpuId>,
-    workers: BTreeMap<GpuId, WorkerTimes>,
-    elapsed: Duration,
 }
 
 /// All state of a coordinator.
@@ -187,100 +173,6 @@ impl Engine {
     /// A handle of the queue.
     pub(super) fn sender(&self) -> Sender<Event> {
         self.sender.clone()
-    }
-
-    /// Has the first layout adopted by all its workers and waits until every one is ready.
-    fn load(&mut self, pools: &[u32]) -> Result<(), ExecutorError> {
-        let seats: Vec<_> = self.options.layout.seats().collect();
-        let mut missing = BTreeSet::new();
-        for (seat, gpu) in seats {
-            let stamp = self.protocols[seat.replica.index()].stamp();
-            let layout = DocumentText::of(&self.options.layout);
-            let prepare = self.prepare(
-                gpu,
-                (self.layout_id, stamp),
-                layout,
-                pools[seat.replica.index()],
-                None,
-            );
-            missing.insert(gpu);
-            self.fleet.send([&gpu], &ToWorker::Prepare(Box::new(prepare)));
-        }
-        for index in 0..self.replicas.len() {
-            self.drive(index, handover::CoordinatorEvent::Tick);
-        }
-        let deadline = Deadline::after(self.options.limits.load);
-        while let Some(&waited_for) = missing.first() {
-            let event = deadline
-                .remaining()
-                .and_then(|left| self.queue.recv_timeout(left).ok());
-            match event {
-                Some(Event::Worker { gpu, message, .. }) => match message {
-                    FromWorker::Loaded { trace, .. } => self.take_first_probe(gpu, trace)?,
-                    FromWorker::LoadFailed { reason, .. } => {
-                        let epoch = self.epoch;
-                        return Err(ExecutorError::Prepare { gpu, epoch, reason });
-                    }
-                    FromWorker::Answer(answer) => {
-                        self.listen(gpu, answer);
-                        let replica = self.replica_of(gpu);
-                        if replica.is_some_and(|replica| self.protocols[replica.index()].is_settled()) {
-                            missing.retain(|gpu| self.replica_of(*gpu) != replica);
-                        }
-                    }
-                    _ => {}
-                },
-                Some(Event::Lost { gpu, reason }) => {
-                    let description = self.fleet.note_lost(gpu, &reason);
-                    return Err(ExecutorError::Lost { gpu, description });
-                }
-                Some(_) => {}
-                None => {
-                    return Err(ExecutorError::Load {
-                        gpu: waited_for,
-                        epoch: self.epoch,
-                        waited_ms: deadline.waited().as_millis() as u64,
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Ranks of a stage, and replicas, see the same numbers.
-    fn take_first_probe(&mut self, gpu: GpuId, trace: ProbeTrace) -> Result<(), ExecutorError> {
-        let (reduction, layers) = (self.options.layout.reduction, self.options.model.layers);
-        if let Some(layer) = trace.first_conflict(&self.probe, reduction, layers) {
-            return Err(ExecutorError::Probe { gpu, layer });
-        }
-        self.probe.merge(trace);
-        Ok(())
-    }
-
-    fn prepare(
-        &self,
-        gpu: GpuId,
-        (layout_id, stamp): (HandoverId, Stamp),
-        layout: DocumentText,
-        kv_blocks: u32,
-        shadow: Option<Shadow>,
-    ) -> Prepare {
-        let options = &self.options;
-        Prepare {
-            term: stamp.term,
-            layout_id,
-            epoch: stamp.epoch,
-            model: DocumentText::of(&options.model),
-            layout,
-            model_dir: options.model_dir.clone(),
-            kv_blocks,
-            token_budget: options.engine.token_budget,
-            peers: self.fleet.addresses(),
-            peer_deadline: options.limits.step,
-            speed: options.speeds.get(&gpu).copied().unwrap_or(Speed::FULL),
-            memory: options.memory,
-            shadow,
-        }
     }
 
     /// Works until it is told to stop.
@@ -427,6 +319,13 @@ impl Engine {
             FromWorker::Loaded { layout_id, bytes, .. } => {
                 tracing::debug!("{gpu} holds layout {} in {bytes}", layout_id.0);
             }
+            FromWorker::Switched { layout_id, times } => {
+                if let Some(migration) = &mut self.migration
+                    && migration.id() == layout_id
+                {
+                    migration.switched(times);
+                }
+            }
             FromWorker::Joined { .. } | FromWorker::Pong => {}
         }
     }
@@ -486,103 +385,6 @@ impl Engine {
         }
     }
 
-    /// A step failed: at once where the worker blames itself, else after a moment in which the loss of the
-    /// blamed worker may become known.
-    fn suspect(&mut self, gpu: GpuId, step: StepId, reason: &str, peer: Option<GpuId>) {
-        let Some(replica) = self.replica_of(gpu) else {
-            return;
-        };
-        let blamed = peer.unwrap_or(gpu);
-        let description = format!("{gpu} cannot compute {step}: {reason}");
-        let error = RequestError::WorkerLost {
-            gpu: blamed,
-            description,
-        };
-        if peer.is_none() {
-            self.fail(replica, &error);
-        } else if self.replicas[replica.index()].failure().is_none() {
-            self.suspicions.push(Suspicion {
-                due: clock::now() + SUSPICION,
-                replica,
-                error,
-            });
-        }
-    }
-
-    fn judge_suspicions(&mut self) {
-        let now = clock::now();
-        let (due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.suspicions)
-            .into_iter()
-            .partition(|suspicion| suspicion.due <= now);
-        self.suspicions = later;
-        for suspicion in due {
-            self.fail(suspicion.replica, &suspicion.error);
-        }
-    }
-
-    fn lose(&mut self, gpu: GpuId, reason: &str) {
-        let known = self.fleet.description_of_lost(gpu).is_some();
-        let description = self.fleet.note_lost(gpu, reason);
-        if known {
-            return;
-        }
-        self.collect(gpu, None);
-        let computes = |replica: &&Replica| replica.seating.gpus().any(|seated| *seated == gpu);
-        match self.replicas.iter().find(computes).map(|replica| replica.id) {
-            Some(replica) => self.fail(replica, &RequestError::WorkerLost { gpu, description }),
-            None => self.lose_helper(gpu, description),
-        }
-    }
-
-    /// Ends a replica's requests, takes it out of routing and frees what its workers hold.
-    fn fail(&mut self, id: ReplicaId, error: &RequestError) {
-        let replica = &mut self.replicas[id.index()];
-        if replica.failure().is_some() {
-            return;
-        }
-        match error {
-            RequestError::Stopped => tracing::debug!("{id} stops"),
-            _ => tracing::error!("{id} answers no more: {error}"),
-        }
-        let ended = replica.fail(error);
-        self.router.set_available(id, false);
-        self.suspicions.retain(|suspicion| suspicion.replica != id);
-        let give_up = ToWorker::GiveUp {
-            term: self.protocols[id.index()].stamp().term,
-        };
-        // A worker that cannot be reached is noticed by its reading thread.
-        let _ = self.fleet.send(self.replicas[id.index()].gpus(), &give_up);
-        self.release(id, &ended);
-        self.fail_migration(&error.to_string());
-    }
-
-    fn tick(&mut self) {
-        self.judge_migration();
-        for (gpu, error) in self.fleet.broadcast(&ToWorker::Ping) {
-            self.lose(gpu, &format!("cannot be reached: {error}"));
-        }
-        let limits = self.options.limits;
-        for gpu in self.fleet.silent(limits.silence) {
-            self.lose(
-                gpu,
-                &format!("has said nothing for {} s", limits.silence.as_secs()),
-            );
-        }
-        for index in 0..self.replicas.len() {
-            let replica = &self.replicas[index];
-            let Some((step, gpu, started)) = replica.oldest_step() else {
-                continue;
-            };
-            if started.elapsed() > limits.step {
-                let description = format!("{gpu} did not finish {step} within {} s", limits.step.as_secs());
-                self.fail(
-                    ReplicaId(index as u32),
-                    &RequestError::WorkerLost { gpu, description },
-                );
-            }
-        }
-    }
-
     /// The protocol of the replica that a device belongs to hears what the device says.
     fn listen(&mut self, gpu: GpuId, answer: handover::Answer) {
         let Some(replica) = self.replica_of(gpu).or_else(|| self.migrating_replica(gpu)) else {
@@ -592,63 +394,6 @@ impl Engine {
             replica.index(),
             handover::CoordinatorEvent::Answer { from: gpu, answer },
         );
-    }
-
-    fn status(&self) -> Status {
-        let workers = self.fleet.processes().into_iter();
-        Status {
-            replicas: self.replicas.iter().map(Replica::status).collect(),
-            workers: workers
-                .map(|(gpu, process)| WorkerStatus { gpu, process })
-                .collect(),
-            refused: self.refused,
-        }
-    }
-
-    fn measure(&mut self, reply: oneshot::Sender<Measurements>) {
-        // Dropping an older question's reply answers it with "stopped"; only one is collected at a time.
-        let now = clock::now();
-        self.collection = Some(Collection {
-            reply,
-            missing: self.fleet.living(),
-            workers: BTreeMap::new(),
-            elapsed: now - self.window,
-        });
-        self.window = now;
-        for (gpu, error) in self.fleet.broadcast(&ToWorker::TakeTimes) {
-            self.lose(gpu, &format!("cannot be reached: {error}"));
-        }
-        self.finish_collection();
-    }
-
-    fn collect(&mut self, gpu: GpuId, times: Option<WorkerTimes>) {
-        if let Some(collection) = &mut self.collection
-            && collection.missing.remove(&gpu)
-        {
-            collection.workers.extend(times.map(|times| (gpu, times)));
-            self.finish_collection();
-        }
-    }
-
-    fn finish_collection(&mut self) {
-        let Some(collection) = self
-            .collection
-            .take_if(|collection| collection.missing.is_empty())
-        else {
-            return;
-        };
-        let mut steps = Vec::new();
-        for replica in &mut self.replicas {
-            let completed = replica.take_completed();
-            steps.extend(step_records(replica, &completed, &collection.workers));
-        }
-        // Whoever asked may have given up.
-        let _ = collection.reply.send(Measurements {
-            elapsed: collection.elapsed,
-            workers: collection.workers,
-            speeds: self.options.speeds.clone(),
-            steps,
-        });
     }
 }
 

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use infercluster_executor::bench::{self, MigrationBench, MigrationBenchOutcome, MigrationFloors};
 use infercluster_executor::checkpoint::make;
-use infercluster_executor::coordinator::CoordinatorOptions;
+use infercluster_executor::coordinator::{CoordinatorOptions, MigrationReport};
 use infercluster_planner::proportional::{ProportionalRequest, proportional_layout};
 use infercluster_spec::layout::Reduction;
 use infercluster_spec::model::{Family, Rope};
+use infercluster_spec::stats::Summary;
 use infercluster_spec::{Bytes, Dtype, Layout, Model};
 
 use crate::Outcome;
@@ -20,7 +21,7 @@ use crate::screen::{Columns, Screen};
 ///
 /// Serves a made model of more than 200 MB on two worker processes. A request that fails or differs in one bit of
 /// its logits fails the command, and so does a migration with less than 50 MB of live KV at its commit, fewer
-/// than 20 steps or no round of KV copying.
+/// than 20 steps or no round of KV copying, and fewer migrations with a request in prefill than were asked for.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: infercluster bench migrate --cut tensor --rounds 20")]
 pub(super) struct MigrateBench {
@@ -30,7 +31,8 @@ pub(super) struct MigrateBench {
     /// Migrations each way.
     #[arg(long, default_value_t = 20)]
     rounds: u32,
-    /// How many of them begin with a long prompt in prefill.
+    /// How many of all migrations shall have a request in prefill when the new layout's first step is named: long
+    /// prompts are sent one after another during so many.
     #[arg(long, default_value_t = 5)]
     prefills: u32,
     /// Seed of prompts and moments.
@@ -57,8 +59,9 @@ pub(super) fn run(arguments: &MigrateBench, screen: &Screen) -> anyhow::Result<O
     screen.say(format!("making a model in {}", arguments.model_dir.display()));
     make(&arguments.model_dir, &model, arguments.seed)?;
     let mut options: CoordinatorOptions = running::options(&arguments.model_dir, &model, &from)?;
-    // A long prompt takes many steps, so that a migration meets it.
-    options.engine.token_budget = 64;
+    // A long prompt takes many steps, so that a migration meets it, and none of them is much longer than a step
+    // that only decodes.
+    options.engine.token_budget = 32;
     options.engine.max_sequences = 16;
     options.kv_blocks = Some(256);
     let bench = MigrationBench {
@@ -70,6 +73,7 @@ pub(super) fn run(arguments: &MigrateBench, screen: &Screen) -> anyhow::Result<O
         prompt_tokens: 160,
         new_tokens: 96,
         long_prompt_tokens: 1800,
+        long_new_tokens: 8,
         seed: arguments.seed,
     };
     screen.say("running every request undisturbed, for its logits");
@@ -78,9 +82,11 @@ pub(super) fn run(arguments: &MigrateBench, screen: &Screen) -> anyhow::Result<O
     bar.finish_and_clear();
     screen.answer(&outcome, people)?;
     outcome.check(MigrationFloors {
+        weight_bytes: Bytes(200_000_000),
         kv_bytes_at_commit: Bytes(50_000_000),
         steps_meanwhile: 20,
         rounds: 1,
+        prefills: u64::from(arguments.prefills),
     })?;
     Ok(Outcome::Done)
 }
@@ -132,51 +138,117 @@ fn layouts(cut: Cut, model: &Model) -> anyhow::Result<(Layout, Layout)> {
 }
 
 fn people(outcome: &MigrationBenchOutcome) -> String {
-    let mut table = Columns::new([
+    let milliseconds = |seconds: f64| format!("{:.1}", 1e3 * seconds);
+    let seconds =
+        |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.2}"));
+    let mut moved = Columns::new([
         ">epoch",
         ">KV at commit",
         ">moved",
         ">kept",
+        ">in prefill",
         ">rounds",
         ">steps",
         ">prepare s",
         ">copy s",
-        ">record ms",
+        ">release s",
+    ]);
+    let mut felt = Columns::new([
+        ">epoch",
         ">pause p50 ms",
-        ">worst ms",
+        ">worst",
+        ">over ITL",
+        ">to dispatch",
+        ">marks",
+        ">tail",
+        ">compute",
+        ">record",
         ">ITL before ms",
         ">meanwhile",
+        ">p99",
         ">after",
     ]);
-    let milliseconds = |seconds: f64| format!("{:.1}", 1e3 * seconds);
-    let seconds =
-        |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.2}"));
     for one in &outcome.migrations {
-        table.row([
+        moved.row([
             one.epoch.0.to_string(),
             one.kv_bytes_at_commit.to_string(),
             one.kv_bytes_moved.to_string(),
             one.kv_bytes_kept.to_string(),
+            one.prefills_at_commit.to_string(),
             one.rounds.to_string(),
             one.steps_meanwhile.to_string(),
             seconds(one.prepare_s),
             seconds(one.copy_s),
-            one.record_s.map_or_else(|| "-".to_owned(), milliseconds),
+            seconds(one.release_s),
+        ]);
+        let first = one.first_step_s;
+        felt.row([
+            one.epoch.0.to_string(),
             milliseconds(one.pause_s.p50),
             milliseconds(one.pause_s.max),
+            milliseconds(one.pause_excess_s.p50),
+            milliseconds(first.dispatch),
+            milliseconds(first.marks),
+            milliseconds(first.tail),
+            milliseconds(first.compute),
+            one.record_s.map_or_else(|| "-".to_owned(), milliseconds),
             milliseconds(one.itl_before_s.p50),
             milliseconds(one.itl_meanwhile_s.p50),
+            milliseconds(one.itl_meanwhile_s.p99),
             milliseconds(one.itl_after_s.p50),
         ]);
     }
     format!(
-        "{table}{} migrations, {} with a prompt in prefill; {} requests, 0 failed, every logits hash as undisturbed\n\
-         pause of {} streams: p50 {} ms, worst {} ms\n",
+        "{moved}\n{felt}\n{}{}",
+        spread(&outcome.migrations),
+        totals(outcome)
+    )
+}
+
+/// Medians and extremes over the migrations of each way, which start from layouts of unlike speed.
+fn spread(migrations: &[MigrationReport]) -> String {
+    type Metric = (&'static str, fn(&MigrationReport) -> Option<f64>);
+    let metrics: [Metric; 6] = [
+        ("prepare s", |one| one.prepare_s),
+        ("copy s", |one| one.copy_s),
+        ("pause p50 ms", |one| Some(1e3 * one.pause_s.p50)),
+        ("pause over ITL p50 ms", |one| Some(1e3 * one.pause_excess_s.p50)),
+        ("ITL p50 before ms", |one| Some(1e3 * one.itl_before_s.p50)),
+        ("ITL p50 meanwhile ms", |one| Some(1e3 * one.itl_meanwhile_s.p50)),
+    ];
+    let mut table = Columns::new(["way", "of each migration", ">p50", ">p90", ">worst"]);
+    for (index, way) in ["there", "back"].into_iter().enumerate() {
+        for (name, metric) in metrics {
+            let of_way = migrations.iter().skip(index).step_by(2).filter_map(metric);
+            let summary = Summary::of(of_way.collect());
+            let number = |value: f64| format!("{value:.2}");
+            let (name, way) = (name.to_owned(), way.to_owned());
+            table.row([
+                way,
+                name,
+                number(summary.p50),
+                number(summary.p90),
+                number(summary.max),
+            ]);
+        }
+    }
+    table.to_string()
+}
+
+fn totals(outcome: &MigrationBenchOutcome) -> String {
+    let spread = |summary: &Summary| {
+        let [p50, p90, p99, worst] = [summary.p50, summary.p90, summary.p99, summary.max].map(|s| 1e3 * s);
+        format!("p50 {p50:.1} ms, p90 {p90:.1} ms, p99 {p99:.1} ms, worst {worst:.1} ms")
+    };
+    format!(
+        "\n{} of weights; {} migrations, {} with a request in prefill; {} requests, 0 failed, every logits hash \
+         as undisturbed\npause of {} streams: {}\n  over the median gap before: {}\n",
+        outcome.weight_bytes,
         outcome.migrations.len(),
         outcome.prefills,
         outcome.requests,
         outcome.pause_s.samples,
-        milliseconds(outcome.pause_s.p50),
-        milliseconds(outcome.pause_s.max),
+        spread(&outcome.pause_s),
+        spread(&outcome.pause_excess_s),
     )
 }
