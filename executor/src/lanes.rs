@@ -62,7 +62,11 @@ pub fn kv_lanes(model: &Model, old: &Layout, new: &Layout, replica: ReplicaId) -
             }
         }
     }
-    let numbered = slices.into_iter().enumerate();
+    Some(numbered(slices))
+}
+
+/// Lanes of slices by (from, to), in this order.
+pub(crate) fn numbered(slices: BTreeMap<(GpuId, GpuId), Vec<KvSlice>>) -> Vec<KvLane> {
     let lane = |(index, ((from, to), slices))| KvLane {
         lane: Lane {
             id: LaneId(index as u32),
@@ -71,7 +75,7 @@ pub fn kv_lanes(model: &Model, old: &Layout, new: &Layout, replica: ReplicaId) -
         },
         slices,
     };
-    Some(numbered.map(lane).collect())
+    slices.into_iter().enumerate().map(lane).collect()
 }
 
 fn holdings(model: &Model, layout: &Layout, replica: ReplicaId) -> Holdings {

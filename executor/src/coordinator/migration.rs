@@ -13,6 +13,7 @@ use infercluster_spec::{Bytes, Epoch, GpuId, Layout, Model, StepId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::plan::PlanError;
 use super::replica::{Gaps, Replica};
 use crate::clock;
 use crate::lanes::KvLane;
@@ -70,6 +71,9 @@ pub enum MigrationError {
         /// Blocks that somebody owns.
         used: u32,
     },
+    /// A plan that its layouts do not bear out.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The layouts are of two models.
     #[error("the layout in force does not hold all the KV that the new one needs")]
     Coverage,
@@ -297,6 +301,11 @@ impl Migration {
 
     pub(super) fn id(&self) -> HandoverId {
         self.plan.id
+    }
+
+    /// The layout version that it leads to.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.report.epoch
     }
 
     pub(super) fn phase(&self) -> MigrationPhase {

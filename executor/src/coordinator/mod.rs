@@ -10,6 +10,7 @@ mod error;
 mod fleet;
 mod measure;
 mod migration;
+mod plan;
 mod records;
 mod replica;
 mod request;
@@ -22,17 +23,21 @@ use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use infercluster_spec::migration::Transfer;
 use infercluster_spec::validate::validate_layout;
-use infercluster_spec::{Bytes, EngineOptions, Epoch, GpuId, Layout, Model, SequenceId};
+use infercluster_spec::{Bytes, EngineOptions, Epoch, GpuId, Layout, MigrationPlan, Model, SequenceId};
 
 pub use error::{ExecutorError, RequestError};
 pub use fleet::Launch;
 pub use measure::{Measurements, ReplicaStatus, Status, WorkerStatus};
-pub use migration::{MigrationError, MigrationPhase, MigrationReport};
+pub use migration::{FirstStepTimes, MigrationError, MigrationPhase, MigrationReport};
+pub use plan::{PlanContent, PlanError, PlanPlace, PlanSlice, needed_transfers};
 pub use request::{FinishReason, GenerationRequest, StreamEvent, TokenStream};
 
 use crate::speed::Speed;
 use engine::{Engine, Event};
+use migration::check_layouts;
+use plan::check_plan;
 
 /// What a coordinator serves and how.
 #[derive(Debug, Clone)]
@@ -88,6 +93,7 @@ type MigrationAnswer = tokio::sync::oneshot::Receiver<Result<MigrationReport, Mi
 /// A running coordinator; its workers end when it is dropped.
 #[derive(Debug)]
 pub struct Coordinator {
+    model: Model,
     events: Sender<Event>,
     next_sequence: Arc<AtomicU64>,
     engine: Option<JoinHandle<()>>,
@@ -107,6 +113,7 @@ impl Coordinator {
 
     fn start_recorded(options: CoordinatorOptions, state_dir: Option<&Path>) -> Result<Self, ExecutorError> {
         validate_layout(&options.layout, &options.model, None)?;
+        let model = options.model.clone();
         let engine = Engine::start(options, state_dir)?;
         let events = engine.sender();
         let thread = thread::Builder::new()
@@ -114,6 +121,7 @@ impl Coordinator {
             .spawn(move || engine.run())
             .map_err(|source| ExecutorError::Thread { source })?;
         Ok(Self {
+            model,
             events,
             next_sequence: Arc::new(AtomicU64::new(0)),
             engine: Some(thread),
@@ -166,22 +174,48 @@ impl Coordinator {
 
     /// Changes the layout while requests run; answers when the old one is gone, or why it stays.
     pub async fn migrate(&self, to: Layout) -> Result<MigrationReport, MigrationError> {
-        self.begin_migration(to)?
+        self.begin_migration(to, None)?
             .await
             .unwrap_or(Err(MigrationError::Stopped))
     }
 
+    /// Takes a plan's phases one after another, each as it says; a report a phase. A plan that starts elsewhere or
+    /// carries something else than its layouts need is refused before anything moves.
+    pub async fn migrate_along(&self, plan: MigrationPlan) -> Result<Vec<MigrationReport>, MigrationError> {
+        let (_, in_force) = self.layout().await.map_err(|_| MigrationError::Stopped)?;
+        if plan.from.replicas != in_force.replicas {
+            return Err(PlanError::Start.into());
+        }
+        // Layouts first: what a transfer means is only defined between valid ones.
+        let mut from = &in_force;
+        for phase in &plan.phases {
+            check_layouts(&self.model, from, &phase.to)?;
+            from = &phase.to;
+        }
+        check_plan(&self.model, &plan)?;
+        let mut reports = Vec::new();
+        for phase in plan.phases {
+            let ended = self.begin_migration(phase.to, Some(phase.transfers))?.await;
+            reports.push(ended.unwrap_or(Err(MigrationError::Stopped))?);
+        }
+        Ok(reports)
+    }
+
     /// [`Self::migrate`] for threads outside a runtime.
     pub fn migrate_blocking(&self, to: Layout) -> Result<MigrationReport, MigrationError> {
-        self.begin_migration(to)?
+        self.begin_migration(to, None)?
             .blocking_recv()
             .unwrap_or(Err(MigrationError::Stopped))
     }
 
-    fn begin_migration(&self, to: Layout) -> Result<MigrationAnswer, MigrationError> {
+    fn begin_migration(
+        &self,
+        to: Layout,
+        transfers: Option<Vec<Transfer>>,
+    ) -> Result<MigrationAnswer, MigrationError> {
         let (reply, answer) = tokio::sync::oneshot::channel();
         let to = Box::new(to);
-        self.ask(Event::Migrate { to, reply })
+        self.ask(Event::Migrate { to, transfers, reply })
             .map_err(|_| MigrationError::Stopped)?;
         Ok(answer)
     }

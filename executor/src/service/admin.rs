@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::Shared;
 use super::failure::Failure;
-use crate::coordinator::MigrationError;
+use crate::coordinator::{MigrationError, PlanError};
 
 /// Lets only this machine through.
 pub(super) async fn only_this_machine(
@@ -50,28 +50,28 @@ pub(super) async fn migrate(
     body: Result<String, StringRejection>,
 ) -> Result<Json<Value>, Failure> {
     let body = body.map_err(|rejection| Failure::malformed(rejection.status(), rejection.body_text()))?;
-    let mut reports = Vec::new();
-    for layout in way(&shared, &body).await? {
-        reports.push(shared.coordinator.migrate(layout).await?);
-    }
+    let reports = match way(&body)? {
+        Way::To(layout) => vec![shared.coordinator.migrate(*layout).await?],
+        Way::Along(plan) => shared.coordinator.migrate_along(*plan).await?,
+    };
     Ok(Json(json!({ "migrations": reports })))
 }
 
-/// The layouts to go to, one after another.
-async fn way(shared: &Shared, body: &str) -> Result<Vec<Layout>, Failure> {
-    let plan: MigrationPlan = match json::read::<Layout>("body", body) {
-        Ok(layout) => return Ok(vec![layout]),
+/// What a body asks for.
+enum Way {
+    To(Box<Layout>),
+    Along(Box<MigrationPlan>),
+}
+
+fn way(body: &str) -> Result<Way, Failure> {
+    match json::read::<Layout>("body", body) {
+        Ok(layout) => Ok(Way::To(Box::new(layout))),
         Err(DocumentError::Schema { ref found, .. }) if found.trim_matches('"') == MigrationPlan::SCHEMA => {
-            json::read("body", body).map_err(|error| bad_body(&error))?
+            let plan = json::read("body", body).map_err(|error| bad_body(&error))?;
+            Ok(Way::Along(Box::new(plan)))
         }
-        Err(error) => return Err(bad_body(&error)),
-    };
-    let (_, in_force) = shared.coordinator.layout().await?;
-    if plan.from.replicas != in_force.replicas {
-        let message = "the plan does not start at the layout in force, which /admin/layout shows";
-        return Err(Failure::malformed(StatusCode::CONFLICT, message));
+        Err(error) => Err(bad_body(&error)),
     }
-    Ok(plan.phases.into_iter().map(|phase| phase.to).collect())
 }
 
 fn bad_body(error: &DocumentError) -> Failure {
@@ -86,6 +86,8 @@ impl From<MigrationError> for Failure {
             | MigrationError::Fixed { .. }
             | MigrationError::NoWorker { .. }
             | MigrationError::Coverage => StatusCode::BAD_REQUEST,
+            MigrationError::Plan(PlanError::Start) => StatusCode::CONFLICT,
+            MigrationError::Plan(_) => StatusCode::BAD_REQUEST,
             MigrationError::Busy
             | MigrationError::Unchanged
             | MigrationError::Pool { .. }

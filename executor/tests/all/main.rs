@@ -5,6 +5,8 @@ mod golden;
 mod handshake;
 mod layouts;
 mod migration;
+mod migration_plans;
+mod migration_terms;
 mod numerics;
 mod service;
 mod support;

@@ -336,12 +336,107 @@ fn a_device_can_join_and_another_leave() {
     assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
 }
 
+fn process_of(coordinator: &Coordinator, gpu: GpuId) -> libc::pid_t {
+    let workers = coordinator.status_blocking().unwrap().workers;
+    let worker = workers.iter().find(|worker| worker.gpu == gpu).unwrap();
+    worker.process.unwrap() as libc::pid_t
+}
+
+/// Kills a device's worker once a migration has come so far, and waits for every end.
+fn lose(victim: GpuId, phase: MigrationPhase) {
+    let (_folder, coordinator, undisturbed) = with_a_spare();
+    let process = process_of(&coordinator, victim);
+    let mut streams = begin(&coordinator);
+    let migrated = std::thread::scope(|scope| {
+        let migration = scope.spawn(|| coordinator.migrate_blocking(onto_a_spare()));
+        while coordinator
+            .migration_blocking()
+            .unwrap()
+            .is_none_or(|report| report.phase < phase)
+        {}
+        // SAFETY: a signal to a child of this test that is not reaped before the coordinator goes.
+        assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
+        migration.join().unwrap()
+    });
+    let case = format!("{victim} killed in {phase:?}, the migration ended with {migrated:?}");
+    let lost = format!("the worker of {victim}");
+    let mut failed = 0;
+    for (stream, expected) in streams.iter_mut().zip(&undisturbed) {
+        loop {
+            match stream.next_blocking() {
+                Some(StreamEvent::Token { .. }) => {}
+                Some(StreamEvent::Finished { logits_hash, .. }) => {
+                    assert_eq!(logits_hash, expected.logits_hash, "{case}");
+                    break;
+                }
+                Some(StreamEvent::Failed(error)) => {
+                    assert!(error.to_string().contains(&lost), "{case}: {error}");
+                    failed += 1;
+                    break;
+                }
+                other => panic!("{case}: {other:?}"),
+            }
+        }
+    }
+    // Whoever holds no shard of the layout in force takes no request with it.
+    let (joins, leaves) = (victim == GpuId(2), victim == GpuId(1));
+    if joins && phase < MigrationPhase::Mirroring || leaves && phase == MigrationPhase::Releasing {
+        assert_eq!(failed, 0, "{case}");
+    }
+    // What is asked next is answered, or refused with the reason.
+    match generate(&coordinator, &prompts(), &ALL) {
+        Ok(again) => assert_eq!(again, undisturbed, "{case}"),
+        Err(error) => assert!(error.to_string().contains(&lost), "{case}: {error}"),
+    }
+}
+
+#[test]
+fn a_worker_may_die_in_any_phase() {
+    use MigrationPhase as Phase;
+    let phases = [
+        Phase::Preparing,
+        Phase::Copying,
+        Phase::Committing,
+        Phase::Switching,
+        Phase::Releasing,
+    ];
+    for victim in [GpuId(0), GpuId(1), GpuId(2)] {
+        for phase in phases {
+            lose(victim, phase);
+        }
+    }
+}
+
+#[test]
+fn a_pool_that_the_new_layout_has_no_room_for_is_refused_with_the_numbers() {
+    const POOL: u64 = 40;
+    let from = layout(&EVEN, Reduction::Invariant);
+    let (_folder, coordinator, undisturbed) = service(from, |options| {
+        let seats = infercluster_spec::memory::seats(&options.layout, &options.model);
+        let needs = seats
+            .iter()
+            .map(|seat| seat.memory.weights.0 + POOL * seat.memory.kv_block.0);
+        options.memory = needs.max().map(Bytes);
+    });
+    let error = coordinator
+        .migrate_blocking(layout(&UNEVEN, Reduction::Invariant))
+        .unwrap_err();
+    let MigrationError::Pool {
+        fitting, total, used, ..
+    } = error
+    else {
+        panic!("{error:?}");
+    };
+    assert!(fitting < POOL && u64::from(total) == POOL && used == 0, "{error}");
+    let text = format!("room for {fitting} KV blocks within");
+    assert!(error.to_string().contains(&text), "{error}");
+    assert_eq!(generate(&coordinator, &prompts(), &ALL).unwrap(), undisturbed);
+}
+
 #[test]
 fn a_target_that_dies_before_the_commit_ends_the_migration_and_not_the_service() {
     let (_folder, coordinator, undisturbed) = with_a_spare();
-    let workers = coordinator.status_blocking().unwrap().workers;
-    let spare = workers.iter().find(|worker| worker.gpu == GpuId(2)).unwrap();
-    let process = spare.process.unwrap() as libc::pid_t;
+    let process = process_of(&coordinator, GpuId(2));
     let signal = |signal| {
         // SAFETY: a signal to a child of this test that is not reaped before the coordinator goes.
         assert_eq!(unsafe { libc::kill(process, signal) }, 0);

@@ -5,11 +5,12 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 
 use infercluster_executor::admin;
+use infercluster_executor::coordinator::needed_transfers;
 use infercluster_executor::generate::{GenerateOptions, generate};
 use infercluster_executor::service::{Service, ServiceOptions};
-use infercluster_spec::MigrationPlan;
 use infercluster_spec::layout::Reduction;
 use infercluster_spec::migration::MigrationPhase;
+use infercluster_spec::{Layout, MigrationPlan};
 use serde_json::{Value, json};
 
 use crate::support::{Cuts, EVEN, UNEVEN, WHOLE, layout, made, model, start};
@@ -322,9 +323,9 @@ fn the_layout_changes_over_http_and_refusals_say_why() {
     assert_eq!(after["choices"], before["choices"]);
 
     // A plan starts where the service is, which is not where this one does.
-    let phase = |to: &infercluster_spec::Layout| MigrationPhase {
+    let phase = |from: &Layout, to: &Layout| MigrationPhase {
         to: to.clone(),
-        transfers: Vec::new(),
+        transfers: needed_transfers(&model(), from, to),
         memory_peak: BTreeMap::new(),
         duration_bound: None,
         duration: None,
@@ -333,7 +334,7 @@ fn the_layout_changes_over_http_and_refusals_say_why() {
     let even = layout(&EVEN, Reduction::Invariant);
     let mut plan = MigrationPlan {
         from: even.clone(),
-        phases: vec![phase(&even), phase(&to)],
+        phases: vec![phase(&to, &even), phase(&even, &to)],
     };
     let refusals = [
         admin::migrate(&url, &to).unwrap_err().to_string(),
@@ -349,6 +350,13 @@ fn the_layout_changes_over_http_and_refusals_say_why() {
         assert!(refusal.contains(reason), "{refusal}");
     }
     plan.from = to.clone();
+    let mut short = plan.clone();
+    short.phases[1].transfers.clear();
+    let refusal = admin::migrate(&url, &short).unwrap_err().to_string();
+    assert!(
+        refusal.contains("answers 400: phase 2 does not carry"),
+        "{refusal}"
+    );
     assert_eq!(admin::migrate(&url, &plan).unwrap().len(), 2);
     assert_eq!(running.post(&body).1["choices"], before["choices"]);
 }

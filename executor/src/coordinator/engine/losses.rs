@@ -16,7 +16,7 @@ const SUSPICION: Duration = Duration::from_millis(300);
 /// A step failed on a worker, maybe because another is lost.
 pub(super) struct Suspicion {
     pub(super) due: Instant,
-    replica: ReplicaId,
+    pub(super) replica: ReplicaId,
     error: RequestError,
 }
 
@@ -27,6 +27,17 @@ impl Engine {
         let Some(replica) = self.replica_of(gpu) else {
             return;
         };
+        let is_gone = |peer: &GpuId| self.fleet.description_of_lost(*peer).is_some();
+        let computes = |peer: &GpuId| {
+            self.replicas[replica.index()]
+                .seating
+                .gpus()
+                .any(|seated| seated == peer)
+        };
+        if peer.is_some_and(|peer| is_gone(&peer) && !computes(&peer)) {
+            // A step of a layout that was in force before: its loss is dealt with, its KV computed again.
+            return;
+        }
         let blamed = peer.unwrap_or(gpu);
         let description = format!("{gpu} cannot compute {step}: {reason}");
         let error = RequestError::WorkerLost {
@@ -35,7 +46,14 @@ impl Engine {
         };
         if peer.is_none() {
             self.fail(replica, &error);
-        } else if self.replicas[replica.index()].failure().is_none() {
+        } else {
+            self.suspect_soon(replica, error);
+        }
+    }
+
+    /// Fails a replica after a moment in which a better reason may become known.
+    pub(super) fn suspect_soon(&mut self, replica: ReplicaId, error: RequestError) {
+        if self.replicas[replica.index()].failure().is_none() {
             self.suspicions.push(Suspicion {
                 due: clock::now() + SUSPICION,
                 replica,

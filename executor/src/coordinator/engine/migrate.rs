@@ -3,9 +3,10 @@
 
 use infercluster_serving::handover::{
     Answer, Coordinator, CoordinatorAction, CoordinatorEvent, HandoverEnd, HandoverId, HandoverPlan, Notice,
-    RefusalReason, Stamp,
+    Record, RefusalReason, Stamp,
 };
-use infercluster_spec::{BytesPerSec, Epoch, GpuId, Layout, ReplicaId, StepId};
+use infercluster_spec::migration::Transfer;
+use infercluster_spec::{BytesPerSec, Epoch, GpuId, Layout, ReplicaId, StepId, Term};
 use tokio::sync::oneshot;
 
 use super::pools::{fitting_blocks, seating};
@@ -14,6 +15,7 @@ use crate::coordinator::RequestError;
 use crate::coordinator::migration::{
     Cause, End, Migration, MigrationError, MigrationPhase, MigrationReport, check_layouts,
 };
+use crate::coordinator::plan::planned_lanes;
 use crate::coordinator::records::Recorded;
 use crate::lanes::kv_lanes;
 use crate::store::StoreError;
@@ -31,9 +33,10 @@ impl Engine {
     pub(super) fn migrate(
         &mut self,
         to: Layout,
+        transfers: Option<Vec<Transfer>>,
         reply: oneshot::Sender<Result<MigrationReport, MigrationError>>,
     ) {
-        if let Err((error, reply)) = self.try_migrate(to, reply) {
+        if let Err((error, reply)) = self.try_migrate(to, transfers, reply) {
             // Whoever asked may have gone.
             let _ = reply.send(Err(error));
         }
@@ -42,6 +45,7 @@ impl Engine {
     fn try_migrate(
         &mut self,
         to: Layout,
+        transfers: Option<Vec<Transfer>>,
         reply: oneshot::Sender<Result<MigrationReport, MigrationError>>,
     ) -> Result<
         (),
@@ -53,7 +57,12 @@ impl Engine {
         if let Err(error) = self.check_migration(&to) {
             return Err((error, reply));
         }
-        let Some(lanes) = kv_lanes(&self.options.model, &self.options.layout, &to, ONLY) else {
+        let (model, from) = (&self.options.model, &self.options.layout);
+        let lanes = match transfers {
+            Some(transfers) => Some(planned_lanes(model, from, &to, &transfers)),
+            None => kv_lanes(model, from, &to, ONLY),
+        };
+        let Some(lanes) = lanes else {
             return Err((MigrationError::Coverage, reply));
         };
         self.attempts += 1;
@@ -198,12 +207,7 @@ impl Engine {
                 CoordinatorEvent::Written(layout)
             }
             Ok(Recorded::Term { term, record }) => {
-                self.drive(ONLY.index(), CoordinatorEvent::TermTaken { term, record });
-                // The protocol forgets who was lost before the term: it will not hear from them.
-                for gpu in self.fleet.lost() {
-                    self.drive(ONLY.index(), CoordinatorEvent::RankLost(gpu));
-                }
-                return;
+                return self.reign(term, record);
             }
             Err(error) => {
                 let description = format!("the record cannot be written: {error}");
@@ -214,6 +218,21 @@ impl Engine {
             }
         };
         self.drive(ONLY.index(), event);
+    }
+
+    /// A term was taken after a loss: the layout of its record serves on, unless a device of it is gone.
+    fn reign(&mut self, term: Term, record: Record) {
+        let roster = record.roster.clone();
+        self.drive(ONLY.index(), CoordinatorEvent::TermTaken { term, record });
+        for gpu in self.fleet.lost() {
+            if roster.contains(&gpu) {
+                // No further term would bring it back.
+                let description = self.fleet.description_of_lost(gpu).unwrap_or_default().to_owned();
+                return self.fail(ONLY, &RequestError::WorkerLost { gpu, description });
+            }
+            // The protocol forgets who was lost before the term: it will not hear from them.
+            self.drive(ONLY.index(), CoordinatorEvent::RankLost(gpu));
+        }
     }
 
     /// The record is durable: the new layout is the one in force.
@@ -235,7 +254,7 @@ impl Engine {
         let Some(migration) = &mut self.migration else {
             return;
         };
-        self.replicas[index].end_migration();
+        self.replicas[index].end_migration(matches!(end, HandoverEnd::Committed { .. }));
         let ended = match end {
             HandoverEnd::Committed { with_loss: false, .. } => End::Done,
             HandoverEnd::Committed { .. } => {
@@ -317,9 +336,10 @@ impl Engine {
             migration.note_failure(Cause::Connection, || reason);
             self.drive(ONLY.index(), CoordinatorEvent::Deadline);
         } else if phase < MigrationPhase::Releasing {
-            // A tail is lost after the record may have been written: the new layout cannot serve from it.
-            let description = format!("{epoch} cannot begin: {reason}", epoch = Epoch(self.epoch.0));
-            self.fail(ONLY, &RequestError::WorkerLost { gpu, description });
+            // A tail is lost after the record may have been written: the new layout cannot serve from it. A worker
+            // that is gone says more, and may be one that the new layout does without.
+            let description = format!("{epoch} cannot begin: {reason}", epoch = migration.epoch());
+            self.suspect_soon(ONLY, RequestError::WorkerLost { gpu, description });
         }
     }
 
@@ -330,6 +350,8 @@ impl Engine {
         };
         if migration.gpus().contains(&gpu) {
             migration.note_failure(Cause::Refusal, || description);
+            // Its loss explains the connections that ended with it.
+            self.suspicions.retain(|suspicion| suspicion.replica != ONLY);
             self.drive(ONLY.index(), CoordinatorEvent::RankLost(gpu));
         }
     }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use infercluster_serving::handover::{self, HandoverId, Record, Stamp};
 use infercluster_serving::{Router, RouterPolicy};
+use infercluster_spec::migration::Transfer;
 use infercluster_spec::{Epoch, GpuId, Layout, ReplicaId, SequenceId, StepId, Term};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
@@ -71,6 +72,8 @@ pub(super) enum Event {
     /// A wish for another layout.
     Migrate {
         to: Box<Layout>,
+        /// How a plan says that KV moves; worked out here where there is none.
+        transfers: Option<Vec<Transfer>>,
         reply: oneshot::Sender<Result<MigrationReport, MigrationError>>,
     },
     /// A question about the migration under way, or the last one.
@@ -243,7 +246,7 @@ impl Engine {
                 let _ = reply.send(self.status());
             }
             Event::Measure(reply) => self.measure(reply),
-            Event::Migrate { to, reply } => self.migrate(*to, reply),
+            Event::Migrate { to, transfers, reply } => self.migrate(*to, transfers, reply),
             Event::Migration(reply) => {
                 let _ = reply.send(self.migration_report());
             }

@@ -20,9 +20,13 @@ impl Replica {
         self.gaps.name_first_step(step);
     }
 
-    /// The migration has ended, with the new layout in force or without.
-    pub(in crate::coordinator) fn end_migration(&mut self) {
+    /// The migration has ended. Where the new layout is in force it computes from now on, even if its first step
+    /// was never sent because a loss came between.
+    pub(in crate::coordinator) fn end_migration(&mut self, committed: bool) {
         self.gaps.end();
+        if committed {
+            self.take_next_seating();
+        }
         self.next_seating = None;
     }
 
