@@ -356,7 +356,7 @@ impl<'a> Phase<'a> {
         // The final norm may come with no row of the LM head.
         let is_norm = content == PlanContent::Weights(WeightKind::LmHead) && needed.is_some();
         let is_needed = lacks.any(|part| part.intersect(indices) == indices && !indices.is_empty());
-        if !is_needed && !(is_norm && indices.is_empty()) {
+        if !(is_needed || is_norm && indices.is_empty()) {
             return Err(PlanError::Needless { place, slice, gpu });
         }
         match transfer.from {

@@ -4,8 +4,9 @@
 //! computes, which has the usual priority.
 
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use infercluster_serving::handover::RefusalReason;
 use infercluster_spec::{Bytes, GpuId, Layout, Model, memory};
@@ -16,43 +17,87 @@ use super::switchboard::Switchboard;
 use crate::wire::WireError;
 use crate::wire::message::{FromWorker, Prepare};
 
+/// How long memory that is being given back is waited for.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(30);
+
 /// What the layouts of a device take together.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Account(Arc<Mutex<Bytes>>);
+pub(super) struct Account(Arc<Books>);
+
+#[derive(Debug, Default)]
+struct Books {
+    balance: Mutex<Balance>,
+    returned: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Balance {
+    held: Bytes,
+    /// The part of it that is on its way back.
+    leaving: Bytes,
+}
 
 /// A layout's part of an account; it is given back when this value goes.
 #[derive(Debug)]
 pub(super) struct Lease {
     account: Account,
     bytes: Bytes,
+    leaves: bool,
 }
 
 impl Account {
-    /// Takes `needed` where all together stay within `limit`.
+    /// Takes `needed` where all together stay within `limit`, once what is being given back is there.
     fn take(&self, gpu: GpuId, needed: Bytes, limit: Option<Bytes>) -> Result<Lease, PrepareError> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = held.checked_add(needed).unwrap_or(Bytes(u64::MAX));
-        if let Some(limit) = limit.filter(|limit| sum > *limit) {
+        let sum = |held: Bytes| held.checked_add(needed).unwrap_or(Bytes(u64::MAX));
+        let fits = |held: Bytes| limit.is_none_or(|limit| sum(held) <= limit);
+        let waits =
+            |balance: &mut Balance| !fits(balance.held) && fits(balance.held.saturating_sub(balance.leaving));
+        let balance = self.lock();
+        let (mut balance, _) = self
+            .0
+            .returned
+            .wait_timeout_while(balance, RELEASE_DEADLINE, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(limit) = limit.filter(|_| !fits(balance.held)) {
             return Err(PrepareError::Memory {
                 gpu,
-                held: *held,
+                held: balance.held,
                 limit,
                 needed,
-                missing: sum.saturating_sub(limit),
+                missing: sum(balance.held).saturating_sub(limit),
             });
         }
-        *held = sum;
+        balance.held = sum(balance.held);
         Ok(Lease {
             account: self.clone(),
             bytes: needed,
+            leaves: false,
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Balance> {
+        self.0.balance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lease {
+    /// Whoever needs memory may count on it: it will be given back soon.
+    fn leave(&mut self) {
+        if !std::mem::replace(&mut self.leaves, true) {
+            self.account.lock().leaving += self.bytes;
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut held = self.account.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = held.saturating_sub(self.bytes);
+        let mut balance = self.account.lock();
+        balance.held = balance.held.saturating_sub(self.bytes);
+        if self.leaves {
+            balance.leaving = balance.leaving.saturating_sub(self.bytes);
+        }
+        drop(balance);
+        self.account.0.returned.notify_all();
     }
 }
 
@@ -60,7 +105,21 @@ impl Drop for Lease {
 pub(super) struct Loaded {
     pub(super) runtime: Runtime,
     /// Given back after the runtime is gone.
-    _lease: Lease,
+    lease: Lease,
+}
+
+impl Loaded {
+    /// Gives it back on a thread of its own: for gigabytes that takes a while, which the next step does not wait for
+    /// and the next layout does.
+    pub(super) fn free(mut self: Box<Self>) {
+        self.lease.leave();
+        let dropped = thread::Builder::new()
+            .name("free".to_owned())
+            .spawn(move || drop(self));
+        if let Err(error) = dropped {
+            tracing::warn!("a layout was freed in place: {error}");
+        }
+    }
 }
 
 /// What the thread needs.
@@ -131,13 +190,7 @@ impl Preparation {
             bytes: needed,
             trace,
         };
-        Ok((
-            Loaded {
-                runtime,
-                _lease: lease,
-            },
-            message,
-        ))
+        Ok((Loaded { runtime, lease }, message))
     }
 }
 
@@ -203,6 +256,30 @@ mod tests {
         assert!(matches!(take(u64::MAX), Err(PrepareError::Memory { .. })));
         drop(first);
         take(100).unwrap();
+    }
+
+    #[test]
+    fn memory_on_its_way_back_is_waited_for() {
+        let account = Account::default();
+        let take = |needed| account.take(GpuId(3), Bytes(needed), Some(Bytes(100)));
+        let (mut leaving, _stays) = (take(60).unwrap(), take(30).unwrap());
+        leaving.leave();
+        // More than will ever be there is refused at once.
+        assert!(matches!(take(71), Err(PrepareError::Memory { .. })));
+        let taken = thread::scope(|scope| {
+            let waiting = scope.spawn(|| take(70));
+            drop(leaving);
+            waiting.join().unwrap()
+        });
+        assert_eq!(account.lock().held, Bytes(100));
+        drop(taken.unwrap());
+        let balance = account.lock();
+        assert_eq!((balance.held, balance.leaving), (Bytes(30), Bytes::ZERO));
+    }
+
+    #[test]
+    fn without_a_limit_nothing_is_short() {
+        let account = Account::default();
         assert!(account.take(GpuId(3), Bytes(1 << 60), None).is_ok());
     }
 }

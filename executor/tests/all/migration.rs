@@ -396,7 +396,6 @@ fn a_worker_may_die_in_any_phase() {
     let phases = [
         Phase::Preparing,
         Phase::Copying,
-        Phase::Committing,
         Phase::Switching,
         Phase::Releasing,
     ];

@@ -1,7 +1,6 @@
 //! Layouts on this device: known, loading, standing, freed.
 
 use std::sync::Arc;
-use std::thread;
 
 use infercluster_serving::handover::{HandoverId, RankEvent, RefusalReason};
 
@@ -100,13 +99,7 @@ impl StepLoop {
         self.known.remove(&layout);
         self.switchboard.close_layout(layout);
         if let Some(loaded) = self.runtimes.remove(&layout) {
-            // Giving gigabytes back takes a while; the next step does not wait for it.
-            let dropped = thread::Builder::new()
-                .name("free".to_owned())
-                .spawn(move || drop(loaded));
-            if let Err(error) = dropped {
-                tracing::warn!("layout {} was freed in place: {error}", layout.0);
-            }
+            loaded.free();
         }
     }
 }
