@@ -25,7 +25,7 @@ const REPLACED: [(&str, &str); 18] = [
 ];
 
 /// Where such a word is used in another sense: start of the path, word, the sense.
-const OTHER_SENSE: [(&str, &str, &str); 6] = [
+const OTHER_SENSE: [(&str, &str, &str); 8] = [
     (
         "executor/src/",
         "comm",
@@ -51,6 +51,16 @@ const OTHER_SENSE: [(&str, &str, &str); 6] = [
         "sim/spec/src/range.rs",
         "partition",
         "of a set into ranges, as in mathematics",
+    ),
+    (
+        "planner/src/flow/",
+        "placement",
+        "of layers on nodes in the field's flow yardstick, whose word and key it is",
+    ),
+    (
+        "sim/inventory/src/import/",
+        "slot",
+        "where a PCI card is plugged in",
     ),
 ];
 
