@@ -15,6 +15,7 @@ pub mod draw;
 #[cfg(test)]
 mod fixtures;
 pub mod flow;
+mod frame;
 pub mod migrate;
 pub mod proportional;
 pub mod proportions;

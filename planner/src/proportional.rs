@@ -7,11 +7,11 @@
 //! Devices are numbered stage by stage, inside a stage rank by rank.
 
 use infercluster_spec::layout::{
-    CPU_F32, DEFAULT_BLOCK_SIZE, DEFAULT_QUANTUM, KvCache, LayerGroup, Layout, Reduction, Replica,
-    ReplicaRole, Shard, Stage,
+    CPU_F32, DEFAULT_BLOCK_SIZE, DEFAULT_QUANTUM, KvCache, LayerGroup, Layout, Reduction, Shard, Stage,
 };
 use infercluster_spec::{Dtype, GpuId, IndexRange, Model};
 
+use crate::frame::Frame;
 use crate::proportions::Proportions;
 
 /// What a layout by proportions is asked to be.
@@ -163,18 +163,14 @@ pub fn proportional_layout(
                 .collect(),
         }],
     });
-    Ok(Layout {
-        model: model.name.clone(),
-        gpus: (0..request.devices).map(GpuId).collect(),
+    let frame = Frame {
+        model,
         reduction: request.reduction,
-        numerics: CPU_F32.to_owned(),
+        numerics: CPU_F32,
         quantum: request.quantum,
         kv: request.kv,
-        replicas: vec![Replica {
-            role: ReplicaRole::Mixed,
-            stages: stages.collect(),
-        }],
-    })
+    };
+    Ok(frame.one_replica(stages.collect()))
 }
 
 fn check_units(model: &Model, request: &ProportionalRequest) -> Result<(), ProportionalError> {

@@ -142,3 +142,66 @@ fn a_migration_moves_what_the_target_lacks() {
         ])
         .refused(&["KV block size changes from 16 to 8"]);
 }
+
+const PROBLEM: &str = r#"{"layers": 4, "nodes": [
+    {"name": "fast", "region": 0, "throughput": {"2": 10.0, "4": 3.0}},
+    {"name": "far", "region": 1, "throughput": {"2": 10.0, "4": 3.0}}],
+    "link_tokens_per_s": {"within": null, "cross": 8.0}}"#;
+
+#[test]
+fn layers_are_placed_for_the_most_flow() {
+    let scratch = Scratch::new();
+    scratch.write("problem.json", PROBLEM);
+    let answer = scratch
+        .run(&["plan", "flow", "problem.json", "--json"])
+        .done()
+        .json();
+    // Half the layers each, over a link of 8: more than 3 + 3 alone.
+    assert_eq!(
+        (answer["objective"].as_f64(), answer["gap"].as_f64()),
+        (Some(8.0), Some(0.0))
+    );
+    assert_eq!(answer["placement"].as_array().unwrap().len(), 2);
+    let flows = answer["flows"].as_array().unwrap();
+    assert!(
+        flows.iter().any(|flow| flow["from"] == "source") && flows.iter().any(|flow| flow["to"] == "sink")
+    );
+    let table = scratch.run(&["plan", "flow", "problem.json"]).done();
+    assert!(table.stdout.contains("8.00 tokens/s"), "{table}");
+    scratch.write("short.json", &PROBLEM.replace("\"layers\": 4", "\"layers\": 9"));
+    let short = scratch.run(&["plan", "flow", "short.json", "--json"]);
+    assert_eq!(
+        (short.code, short.json()["objective"].as_f64()),
+        (Some(1), Some(0.0)),
+        "{short}"
+    );
+}
+
+#[test]
+fn bad_placement_problems_are_refused() {
+    let scratch = Scratch::new();
+    let pair = r#"{"from": "fast#0", "to": "far#0", "tokens_per_s": 1.0}"#;
+    let pairs =
+        |pairs: &str| PROBLEM.replace("\"cross\": 8.0", &format!("\"cross\": 8.0, \"pairs\": [{pairs}]"));
+    for (problem, part) in [
+        (
+            PROBLEM.replace("\"layers\": 4", "\"layers\": 1099511627776"),
+            "between 1 and 4096",
+        ),
+        (PROBLEM.replace("10.0", "NaN"), "expected"),
+        (PROBLEM.replace("10.0", "1e999"), "number out of range"),
+        (PROBLEM.replace("10.0", "-10.0"), "-10 tokens/s"),
+        (
+            pairs(&pair.replace("far#0", "far#1")),
+            "`far#1`, which there is not",
+        ),
+        (pairs(&format!("{pair}, {pair}")), "given twice"),
+        (String::new(), "EOF"),
+    ] {
+        scratch.write("bad.json", &problem);
+        scratch
+            .run(&["plan", "flow", "bad.json"])
+            .refused(&["bad.json", part]);
+    }
+    scratch.run(&["plan", "--model", "model"]).refused(&["--cluster"]);
+}

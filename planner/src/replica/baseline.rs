@@ -5,7 +5,7 @@ use infercluster_spec::layout::Stage;
 use infercluster_spec::validate::validate_layout;
 use infercluster_spec::{GpuId, Layout, ReplicaId, SimDuration, StageId, memory};
 
-use super::stage::{sequences_of_step, usable_memory};
+use super::stage::{micro_batches, sequences_of_step, usable_memory};
 use super::{Objective, PlanProblem, ReplicaError, build};
 use crate::proportional::{ProportionalRequest, proportional_layout};
 use crate::proportions::Proportions;
@@ -123,7 +123,7 @@ pub(super) fn layout_time(
     }
     let seconds = match problem.objective {
         Objective::Latency => way,
-        Objective::Throughput => way.max(stages as f64 * slowest),
+        Objective::Throughput => way.max(micro_batches(problem, stages) as f64 * slowest),
     };
     Ok(SimDuration::from_seconds(seconds))
 }

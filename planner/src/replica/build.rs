@@ -1,10 +1,11 @@
 //! A candidate as a layout.
 
-use infercluster_spec::layout::{LayerGroup, Layout, Reduction, Replica, ReplicaRole, Shard, Stage};
+use infercluster_spec::layout::{LayerGroup, Layout, Reduction, Shard, Stage};
 use infercluster_spec::{GpuId, IndexRange};
 
 use super::bytes::row_units;
 use super::{Candidate, CandidateStage, PlanProblem};
+use crate::frame::Frame;
 
 /// The layout of a candidate.
 pub(super) fn layout(problem: &PlanProblem, candidate: &Candidate) -> Layout {
@@ -26,20 +27,14 @@ pub(super) fn layout(problem: &PlanProblem, candidate: &Candidate) -> Layout {
 
 /// A layout of one replica with the problem's fields.
 pub(super) fn layout_of(problem: &PlanProblem, stages: Vec<Stage>) -> Layout {
-    let mut gpus = problem.gpus.clone();
-    gpus.sort_unstable();
-    Layout {
-        model: problem.model.name.clone(),
-        gpus,
+    let frame = Frame {
+        model: problem.model,
         reduction: problem.reduction,
-        numerics: problem.numerics.clone(),
+        numerics: &problem.numerics,
         quantum: problem.quantum,
         kv: problem.kv,
-        replicas: vec![Replica {
-            role: ReplicaRole::Mixed,
-            stages,
-        }],
-    }
+    };
+    frame.one_replica(stages)
 }
 
 fn shards(problem: &PlanProblem, stage: &CandidateStage, is_last: bool) -> Vec<Shard> {

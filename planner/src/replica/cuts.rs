@@ -9,43 +9,51 @@ pub(super) struct Cut {
     pub(super) value: u64,
 }
 
-/// What stage times give; `handover` is added to the way through all stages.
-pub(super) fn value(times: &[u64], handover: u64, objective: Objective) -> u64 {
-    let way = times.iter().fold(handover, |way, time| way.saturating_add(*time));
+/// What makes a step of stage times.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// What counts.
+    pub(super) objective: Objective,
+    /// Time of all hand-overs, which the way through all stages has beside the stages.
+    pub(super) handover: u64,
+    /// Micro-batches in flight.
+    pub(super) micro_batches: u64,
+}
+
+/// What stage times give.
+pub(super) fn value(times: &[u64], pace: Pace) -> u64 {
+    let way = times
+        .iter()
+        .fold(pace.handover, |way, time| way.saturating_add(*time));
     let slowest = times.iter().max().copied().unwrap_or(0);
-    match objective {
+    match pace.objective {
         Objective::Latency => way,
-        Objective::Throughput => way.max((times.len() as u64).saturating_mul(slowest)),
+        Objective::Throughput => way.max(pace.micro_batches.saturating_mul(slowest)),
     }
 }
 
 /// The best cut, where `times[stage][layers]` is the time of a stage with that many layers, if it can hold
-/// them; `handover` is added to the way through all stages.
+/// them.
 ///
 /// With a limit on the slowest stage, the least sum is a plain dynamic program; it does not grow with the
-/// limit, while stages times the limit does. So the best of their maximum lies where they cross, which
+/// limit, while micro-batches times the limit do. So the best of their maximum lies where they cross, which
 /// bisection over the times finds.
-pub(super) fn best(
-    times: &[Vec<Option<u64>>],
-    handover: u64,
-    objective: Objective,
-    layers: u32,
-) -> Option<Cut> {
-    let stages = times.len() as u64;
+pub(super) fn best(times: &[Vec<Option<u64>>], pace: Pace, layers: u32) -> Option<Cut> {
     let value = |cut: &[u32]| {
         let each = cut.iter().zip(times);
         let each = each.map(|(layers, times)| times[*layers as usize].unwrap_or(u64::MAX));
-        value(&each.collect::<Vec<_>>(), handover, objective)
+        value(&each.collect::<Vec<_>>(), pace)
     };
     let mut limits: Vec<u64> = times.iter().flatten().flatten().copied().collect();
     limits.sort_unstable();
     limits.dedup();
     let slowest = *limits.last()?;
     let mut found = least_sum(times, layers, slowest)?;
-    if objective == Objective::Throughput {
+    if pace.objective == Objective::Throughput {
         let crosses = |limit: u64| {
-            least_sum(times, layers, limit)
-                .is_some_and(|cut| sum(times, &cut).saturating_add(handover) <= stages.saturating_mul(limit))
+            least_sum(times, layers, limit).is_some_and(|cut| {
+                sum(times, &cut).saturating_add(pace.handover) <= pace.micro_batches.saturating_mul(limit)
+            })
         };
         let at = limits.partition_point(|limit| !crosses(*limit));
         let around = [at.checked_sub(1), Some(at)].into_iter().flatten();
@@ -117,6 +125,14 @@ mod tests {
 
     use super::*;
 
+    fn pace(objective: Objective, handover: u64, micro_batches: u64) -> Pace {
+        Pace {
+            objective,
+            handover,
+            micro_batches,
+        }
+    }
+
     fn all_cuts(layers: u32, stages: usize) -> Vec<Vec<u32>> {
         if stages == 1 {
             return vec![vec![layers]];
@@ -141,36 +157,38 @@ mod tests {
             (0..=6).map(Some).collect::<Vec<_>>(),
             (0..=6).map(|layers| Some(2 * layers)).collect(),
         ];
-        let cut = best(&times, 0, Objective::Throughput, 6).unwrap();
+        let cut = best(&times, pace(Objective::Throughput, 0, 2), 6).unwrap();
         assert_eq!((cut.layers, cut.value), (vec![4, 2], 8));
         // For one micro-batch the fast stage takes all it can: 5 + 2.
-        let cut = best(&times, 1, Objective::Latency, 6).unwrap();
+        let cut = best(&times, pace(Objective::Latency, 1, 2), 6).unwrap();
         assert_eq!((cut.layers, cut.value), (vec![5, 1], 8));
         // Memory holds 3 layers there.
         let mut short = times.clone();
         short[0][4..].fill(None);
-        assert_eq!(best(&short, 0, Objective::Throughput, 6).unwrap().layers, [3, 3]);
+        assert_eq!(
+            best(&short, pace(Objective::Throughput, 0, 2), 6).unwrap().layers,
+            [3, 3]
+        );
         short[1][3..].fill(None);
-        assert_eq!(best(&short, 0, Objective::Throughput, 6), None);
+        assert_eq!(best(&short, pace(Objective::Throughput, 0, 2), 6), None);
     }
 
     proptest! {
         #[test]
         fn cuts_equal_enumeration(
             rows in prop::collection::vec(prop::collection::vec(prop::option::weighted(0.9, 0_u64..60), 8), 1..4),
-            handover in 0_u64..30, layers in 1_u32..8, latency: bool,
+            handover in 0_u64..30, micro_batches in 1_u64..5, layers in 1_u32..8, latency: bool,
         ) {
             let objective = if latency { Objective::Latency } else { Objective::Throughput };
-            let stages = rows.len() as u64;
             let value = |cut: &Vec<u32>| {
                 let times: Option<Vec<u64>> =
                     cut.iter().zip(&rows).map(|(own, row)| row[*own as usize]).collect();
                 let times = times?;
                 let way = times.iter().sum::<u64>() + handover;
-                Some(if latency { way } else { way.max(stages * times.iter().max().unwrap()) })
+                Some(if latency { way } else { way.max(micro_batches * times.iter().max().unwrap()) })
             };
             let truth = all_cuts(layers, rows.len()).iter().filter_map(value).min();
-            prop_assert_eq!(best(&rows, handover, objective, layers).map(|cut| cut.value), truth);
+            prop_assert_eq!(best(&rows, pace(objective, handover, micro_batches), layers).map(|cut| cut.value), truth);
         }
     }
 }

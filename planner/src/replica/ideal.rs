@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use infercluster_spec::{GpuId, SimDuration};
 
 use super::bytes::row_units;
-use super::stage::{StageSolver, sequences_of_step};
+use super::stage::{StageSolver, pace, sequences_of_step};
 use super::tables::{GroupTables, Pricer};
 use super::{Candidate, PlanProblem, ReplicaError, cuts};
 use crate::apportion::{CountShare, apportion, continuous_bound};
@@ -44,7 +44,7 @@ pub(super) fn bounds(
         integer.push(fixed + shares.bound.0);
         continuous.push(fixed + continuous_bound(&ideal).0);
     }
-    let value = |times: &[u64]| SimDuration(cuts::value(times, handover, problem.objective));
+    let value = |times: &[u64]| SimDuration(cuts::value(times, pace(problem, count, handover)));
     Ok(ShareBounds {
         integer: value(&integer),
         continuous: value(&continuous),

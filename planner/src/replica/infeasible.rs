@@ -1,6 +1,7 @@
 //! Why nothing fits, and what would.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use infercluster_sim::cost::CostError;
 use infercluster_spec::{Bytes, GpuId};
@@ -11,9 +12,53 @@ use super::structures::Structures;
 use super::{PlanProblem, ReplicaError, Workload};
 use crate::apportion::is_held;
 
+/// What rules every layout out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InfeasibleConstraint {
+    /// No way to form stages has links between the devices that exchange something.
+    Links,
+    /// All devices together have too little memory.
+    Memory,
+    /// All devices together have the memory, but no cut into whole heads, columns, rows and layers fits each.
+    Cut,
+}
+
+impl fmt::Display for InfeasibleConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::Links => "links between the devices",
+            Self::Memory => "memory of all devices together",
+            Self::Cut => "memory of single devices",
+        })
+    }
+}
+
+impl fmt::Display for Infeasible {
+    /// The constraint and the nearest that would fit, in one sentence.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "no layout fits, bound by the {}", self.constraint)?;
+        match self.constraint {
+            InfeasibleConstraint::Links => return Ok(()),
+            InfeasibleConstraint::Memory => write!(f, ": {} are missing", self.missing)?,
+            InfeasibleConstraint::Cut => write!(f, ": every cut into whole units leaves one short")?,
+        }
+        match (self.nearest_sequences, self.nearest_context) {
+            (None, None) => write!(f, "; not even the weights and one short sequence fit"),
+            (sequences, context) => {
+                let sequences = sequences.map(|count| format!("{count} sequences of this context"));
+                let context = context.map(|tokens| format!("contexts of {tokens} tokens"));
+                let nearest: Vec<String> = sequences.into_iter().chain(context).collect();
+                write!(f, "; {} would fit", nearest.join(", or "))
+            }
+        }
+    }
+}
+
 /// Why no layout holds the workload, and what would fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Infeasible {
+    /// What rules every layout out.
+    pub constraint: InfeasibleConstraint,
     /// Bytes of weights and KV beyond the memory of all devices together; zero where the sum would fit, but no
     /// way to cut it does.
     pub missing: Bytes,
@@ -26,8 +71,17 @@ pub struct Infeasible {
 /// The answer to a problem that no structure holds.
 pub(super) fn nearest(problem: &PlanProblem, list: &Structures) -> Result<Infeasible, ReplicaError> {
     let linked = Linked::new(problem, list)?;
+    let missing = missing(problem)?;
+    let constraint = if linked.structures.is_empty() {
+        InfeasibleConstraint::Links
+    } else if missing > Bytes::ZERO {
+        InfeasibleConstraint::Memory
+    } else {
+        InfeasibleConstraint::Cut
+    };
     Ok(Infeasible {
-        missing: missing(problem)?,
+        constraint,
+        missing,
         nearest_sequences: nearest_sequences(problem, &linked)?,
         nearest_context: nearest_context(problem, &linked)?,
     })

@@ -8,8 +8,9 @@
 //! those (`cuts`). Ranks of a group stand in the order in which the problem lists the devices.
 //!
 //! **Objective.** The time in which every sequence of the workload advances by one token, prefill work in its
-//! steady proportion included. With as many micro-batches as stages it is the slowest stage times the number of
-//! stages, or the way of one micro-batch through all stages where that is longer ([`Objective::Throughput`]);
+//! steady proportion included. With as many micro-batches as stages (fewer where there are fewer sequences) it
+//! is the slowest stage times the micro-batches, or the way of one micro-batch through all stages where that is
+//! longer ([`Objective::Throughput`]);
 //! with one micro-batch it is the way of the whole batch ([`Objective::Latency`]).
 //!
 //! **Memory.** A device holds its weights, the KV of all sequences of the workload at their mean context, and
@@ -39,7 +40,7 @@ use infercluster_spec::{Bytes, Cluster, GpuId, Layout, Model, SimDuration};
 pub use baseline::{Baseline, BaselineKind};
 pub use explain::{BindingConstraint, StagePlan};
 pub use ideal::ShareBounds;
-pub use infeasible::Infeasible;
+pub use infeasible::{Infeasible, InfeasibleConstraint};
 pub use workload::Workload;
 
 /// What a replica is planned for.

@@ -6,7 +6,8 @@
 
 use infercluster_spec::{GpuId, SimDuration};
 
-use super::stage::{GroupIndex, Outline, StageSolver};
+use super::cuts::Pace;
+use super::stage::{GroupIndex, Outline, StageSolver, pace};
 use super::structures::Structures;
 use super::{Candidate, CandidateStage, Objective, PlanProblem, ReplicaError, cuts};
 
@@ -22,7 +23,7 @@ struct Open<'a> {
     bound: u64,
     structure: &'a [Vec<GpuId>],
     groups: Vec<GroupIndex>,
-    handover: u64,
+    pace: Pace,
 }
 
 /// Searches the structures of a list.
@@ -66,20 +67,18 @@ fn outlined<'a>(
     let Some(handovers) = solver.handovers(structure)? else {
         return Ok(None);
     };
-    let handover: u64 = handovers.iter().sum();
+    let pace = pace(problem, count, handovers.iter().sum());
     let outlines: Vec<Outline> = groups.iter().map(|group| solver.outline(*group)).collect();
-    Ok(
-        bound(&outlines, handover, problem.objective, problem.model.layers).map(|bound| Open {
-            bound,
-            structure,
-            groups,
-            handover,
-        }),
-    )
+    Ok(bound(&outlines, pace, problem.model.layers).map(|bound| Open {
+        bound,
+        structure,
+        groups,
+        pace,
+    }))
 }
 
 /// No cut of that many layers is faster; `None` where memory does not hold them.
-fn bound(outlines: &[Outline], handover: u64, objective: Objective, layers: u32) -> Option<u64> {
+fn bound(outlines: &[Outline], pace: Pace, layers: u32) -> Option<u64> {
     let most = |outline: &Outline| u64::from(outline.most_layers);
     if outlines.iter().any(|outline| outline.most_layers == 0)
         || outlines.iter().map(most).sum::<u64>() < u64::from(layers)
@@ -88,9 +87,9 @@ fn bound(outlines: &[Outline], handover: u64, objective: Objective, layers: u32)
     }
     // The least way: one layer a stage, and the others where a layer takes least.
     let mut left = layers.checked_sub(outlines.len() as u32)?;
-    let mut way = outlines
-        .iter()
-        .fold(handover, |way, outline| way.saturating_add(outline.at_least(1)));
+    let mut way = outlines.iter().fold(pace.handover, |way, outline| {
+        way.saturating_add(outline.at_least(1))
+    });
     let mut cheapest: Vec<&Outline> = outlines.iter().collect();
     cheapest.sort_by_key(|outline| outline.per_layer);
     for outline in cheapest {
@@ -98,7 +97,7 @@ fn bound(outlines: &[Outline], handover: u64, objective: Objective, layers: u32)
         way = way.saturating_add(outline.per_layer.saturating_mul(u64::from(own)));
         left -= own;
     }
-    if objective == Objective::Latency {
+    if pace.objective == Objective::Latency {
         return Some(way);
     }
     // The least limit on a stage within which the stages hold all layers.
@@ -115,7 +114,7 @@ fn bound(outlines: &[Outline], handover: u64, objective: Objective, layers: u32)
             low = middle + 1;
         }
     }
-    Some(way.max(low.saturating_mul(outlines.len() as u64)))
+    Some(way.max(low.saturating_mul(pace.micro_batches)))
 }
 
 /// Layers that stages hold within a limit; 0 where one does not hold any.
@@ -147,7 +146,7 @@ fn price(
 ) -> Option<Candidate> {
     loop {
         let times: Vec<Vec<Option<u64>>> = open.groups.iter().map(|group| solver.times(*group)).collect();
-        let cut = cuts::best(&times, open.handover, problem.objective, problem.model.layers)?;
+        let cut = cuts::best(&times, open.pace, problem.model.layers)?;
         if best.is_some_and(|best| cut.value >= best.value.0) {
             return None;
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use infercluster_sim::cost::CostError;
 use infercluster_spec::{Bytes, GpuId, Operator, SimDuration};
 
+use super::cuts::Pace;
 use super::tables::{GroupTables, Pricer, collective};
 use super::{Objective, PlanProblem, ReplicaError};
 use crate::apportion::{GroupShares, apportion, is_refuted};
@@ -266,6 +267,25 @@ pub(super) fn sequences_of_step(problem: &PlanProblem, stages: usize) -> u32 {
         Objective::Latency => problem.workload.sequences,
         Objective::Throughput => problem.workload.sequences.div_ceil(stages as u32),
     }
+}
+
+/// What a step of a replica of that many stages is made of; `handover` is the time of all hand-overs.
+pub(super) fn pace(problem: &PlanProblem, stages: usize, handover: u64) -> Pace {
+    Pace {
+        objective: problem.objective,
+        handover,
+        micro_batches: micro_batches(problem, stages),
+    }
+}
+
+/// Micro-batches in flight: one a stage, and no more than the sequences fill.
+pub(super) fn micro_batches(problem: &PlanProblem, stages: usize) -> u64 {
+    u64::from(
+        problem
+            .workload
+            .sequences
+            .div_ceil(sequences_of_step(problem, stages)),
+    )
 }
 
 /// Memory of devices beside the reserve.

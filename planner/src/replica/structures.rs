@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use infercluster_spec::{Bytes, GpuId, NodeId};
+use infercluster_sim::cost::CostError;
+use infercluster_spec::{Bytes, GpuId, NodeId, Operator};
 
 use super::{PlanProblem, ReplicaError, STRUCTURE_LIMIT};
 
@@ -37,8 +38,9 @@ pub(super) fn structures(problem: &PlanProblem) -> Result<Structures, ReplicaErr
             .copied()
             .zip(classes.iter().copied())
             .collect(),
-        // Elsewhere the ranks of a group may stand in more orders than the one that is tried.
-        all: classes.is_sorted(),
+        // Elsewhere the ranks of a group may stand in more orders than the one that is tried, or it matters
+        // which of some equal devices stand together.
+        all: classes.is_sorted() && links_are_alike(problem, &classes)?,
     };
     let numbers = counts.clone().count();
     for (position, count) in counts.enumerate() {
@@ -84,6 +86,38 @@ fn classes(problem: &PlanProblem) -> Result<Vec<usize>, ReplicaError> {
             }))
     };
     problem.gpus.iter().map(&mut class).collect()
+}
+
+/// A transfer that says how fast a way is.
+const PROBE: Operator = Operator::Transfer {
+    bytes: Bytes(1 << 20),
+};
+
+/// Whether devices of one class are equally far from every other device.
+fn links_are_alike(problem: &PlanProblem, classes: &[usize]) -> Result<bool, ReplicaError> {
+    let gpus = &problem.gpus;
+    let time = |from: usize, to: usize| match problem.cost.group(&[gpus[from], gpus[to]]) {
+        Ok(group) => Ok(group.seconds(&PROBE)),
+        Err(CostError::Topology(_)) => Ok(None),
+        Err(error) => Err(ReplicaError::from(error)),
+    };
+    let mut times = vec![vec![None; gpus.len()]; gpus.len()];
+    for (from, row) in times.iter_mut().enumerate() {
+        for (to, slot) in row.iter_mut().enumerate() {
+            if from != to {
+                *slot = time(from, to)?;
+            }
+        }
+    }
+    let alike = |one: usize, other: usize| {
+        let thirds = (0..gpus.len()).filter(|third| *third != one && *third != other);
+        let mut thirds = thirds.map(|third| {
+            times[one][third] == times[other][third] && times[third][one] == times[third][other]
+        });
+        times[one][other] == times[other][one] && thirds.all(|alike| alike)
+    };
+    let mut pairs = (0..gpus.len()).flat_map(|one| (0..one).map(move |other| (one, other)));
+    Ok(pairs.all(|(one, other)| classes[one] != classes[other] || alike(one, other)))
 }
 
 /// Devices of each class.

@@ -141,12 +141,21 @@ fn enumerate(problem: &PlanProblem) -> Option<f64> {
             let slowest = times.iter().copied().fold(0.0, f64::max);
             let value = match problem.objective {
                 Objective::Latency => way,
-                Objective::Throughput => way.max(count as f64 * slowest),
+                Objective::Throughput => way.max(micro_batches(problem, count) * slowest),
             };
             best = Some(best.map_or(value, |best| best.min(value)));
         }
     }
     best
+}
+
+/// One a stage, but of 2 sequences on 4 stages no more than 2, and of 5 on 4 stages the three of 2, 2 and 1.
+fn micro_batches(problem: &PlanProblem, stages: usize) -> f64 {
+    let sequences = problem.workload.sequences;
+    let of_step = (1..=sequences)
+        .find(|own| own * stages as u32 >= sequences)
+        .unwrap();
+    f64::from(sequences.div_ceil(of_step))
 }
 
 /// Shards of one stage with heads from `heads` and everything else from the first rank.
@@ -306,6 +315,20 @@ fn three_and_four_workers_equal_enumeration() {
         ..problem(&cost, &heavy(3, 2, 2, 2), &four)
     })
     .unwrap();
+}
+
+#[test]
+fn few_sequences_equal_enumeration() {
+    let model = heavy(5, 4, 2, 5);
+    let cluster = cluster(&[(1.0, ROOMY), (0.9, ROOMY), (0.4, ROOMY)]);
+    let cost = AnalyticCost::new(&cluster, &Calibration::default()).unwrap();
+    for sequences in [1, 2, 4] {
+        check(&PlanProblem {
+            workload: Workload::decode(sequences, 100),
+            ..problem(&cost, &model, &cluster)
+        })
+        .unwrap();
+    }
 }
 
 #[test]
@@ -524,6 +547,15 @@ fn what_does_not_fit_says_what_would() {
     };
     // Seven blocks each: four sequences take 28. Eight sequences leave three blocks each. The table that is
     // looked up on the host is not held here, which leaves two rows of 1,024 more.
+    assert_eq!(answer.constraint, InfeasibleConstraint::Memory);
+    let sentence = answer.to_string();
+    for part in [
+        "memory of all devices together",
+        "4 sequences of this context",
+        "contexts of 48 tokens",
+    ] {
+        assert!(sentence.contains(part), "{sentence}");
+    }
     assert_eq!(answer.nearest_sequences, Some(4));
     assert_eq!(answer.nearest_context, Some(48));
     assert!(

@@ -62,7 +62,7 @@ impl Workload {
         let prefill = (decoding as f64 * self.prefill_per_decode).round() as u64;
         let prompts_ending = prefill.checked_div(self.mean_prompt).unwrap_or(0);
         BatchShape {
-            new_tokens: decoding + prefill,
+            new_tokens: decoding.saturating_add(prefill),
             prefill_new: prefill,
             prefill_score_pairs: (prefill as f64 * (self.mean_prompt as f64 + 1.0) / 2.0) as u64,
             prefill_kv_tokens: if prefill > 0 {
@@ -72,7 +72,7 @@ impl Workload {
             },
             decode_sequences: decoding,
             decode_kv_tokens: decoding.saturating_mul(self.mean_context),
-            logits_rows: decoding + prompts_ending,
+            logits_rows: decoding.saturating_add(prompts_ending),
         }
     }
 

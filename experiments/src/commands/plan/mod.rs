@@ -1,9 +1,11 @@
-//! `plan`: the layout for given devices, and why.
+//! `plan`: the layout for given devices, and why; `plan flow`: the placement problem on its own.
 
-use std::path::PathBuf;
+mod flow;
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use infercluster_planner::replica::{Objective, PlanProblem, Workload};
 use infercluster_sim::cost::AnalyticCost;
 use infercluster_sim::scenario::Load;
@@ -23,17 +25,20 @@ use crate::{clusters, io, models};
 /// The plan is compared with what engines do today and, with --trace, simulated. Exit code 1 where nothing
 /// holds the workload.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Examples:\n  \
     infercluster plan --cluster \"1 x h100-sxm; 2 x l40s, 1 x ndr\" --model llama/config.json --trace conv.csv \
     --sequences 64 --numerics gpu-bf16 --kv-dtype bf16 -o layout.json\n  \
     infercluster plan --cluster c.json --model tiny --context 256 --sequences 16 --stages 1 -o layout.json")]
 pub(crate) struct Plan {
+    #[command(subcommand)]
+    command: Option<PlanCommand>,
     /// A cluster: document, short file, or one line.
-    #[arg(long)]
-    cluster: PathBuf,
+    #[arg(long, required = true)]
+    cluster: Option<PathBuf>,
     /// The model: a folder, a config.json or a model file.
-    #[arg(long)]
-    model: PathBuf,
+    #[arg(long, required = true)]
+    model: Option<PathBuf>,
     /// Requests whose lengths are the workload, and on which the plan is simulated.
     #[arg(long, required_unless_present = "context")]
     trace: Option<PathBuf>,
@@ -84,6 +89,12 @@ pub(crate) struct Plan {
     output: Option<PathBuf>,
 }
 
+/// Problems of planning that stand on their own.
+#[derive(Debug, Subcommand)]
+enum PlanCommand {
+    Flow(flow::Flow),
+}
+
 /// Objectives by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ObjectiveChoice {
@@ -104,8 +115,11 @@ impl From<ObjectiveChoice> for Objective {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Plan, screen: &Screen) -> anyhow::Result<Outcome> {
-    let cluster = clusters::read(&arguments.cluster)?.cluster;
-    let model = models::read(&arguments.model)?.model;
+    if let Some(PlanCommand::Flow(arguments)) = &arguments.command {
+        return flow::run(arguments, screen);
+    }
+    let cluster = clusters::read(given(&arguments.cluster, "--cluster")?)?.cluster;
+    let model = models::read(given(&arguments.model, "--model")?)?.model;
     let trace = match &arguments.trace {
         Some(path) => Some(trace::load(path)?.trace),
         None => None,
@@ -145,6 +159,11 @@ pub(crate) fn run(arguments: &Plan, screen: &Screen) -> anyhow::Result<Outcome> 
         io::write_document(output, &planned.layout)?;
     }
     Ok(Outcome::Done)
+}
+
+/// A path that is needed unless a subcommand is given.
+fn given<'a>(path: &'a Option<PathBuf>, flag: &str) -> anyhow::Result<&'a Path> {
+    path.as_deref().ok_or_else(|| anyhow!("{flag} is missing"))
 }
 
 /// Most devices that one replica is planned over: structures grow with every one of them.
