@@ -150,7 +150,7 @@ const PROBLEM: &str = r#"{"layers": 4, "nodes": [
 
 #[test]
 fn layers_are_placed_for_the_most_flow() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new(program());
     scratch.write("problem.json", PROBLEM);
     let answer = scratch
         .run(&["plan", "flow", "problem.json", "--json"])
@@ -179,7 +179,7 @@ fn layers_are_placed_for_the_most_flow() {
 
 #[test]
 fn bad_placement_problems_are_refused() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new(program());
     let pair = r#"{"from": "fast#0", "to": "far#0", "tokens_per_s": 1.0}"#;
     let pairs =
         |pairs: &str| PROBLEM.replace("\"cross\": 8.0", &format!("\"cross\": 8.0, \"pairs\": [{pairs}]"));

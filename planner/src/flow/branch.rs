@@ -9,7 +9,7 @@ use super::network::{Network, Placement, Span};
 use super::problem::FlowProblem;
 
 /// Elementary steps after which the search gives up.
-const STEP_LIMIT: u64 = 600_000_000;
+const STEP_LIMIT: u64 = 300_000_000;
 /// What one flow costs in those steps, times nodes squared.
 const FLOW_STEPS: u64 = 40;
 

@@ -9,38 +9,12 @@
 use super::classes::Classes;
 use super::network::{Placement, Span};
 use super::problem::FlowProblem;
+use super::region::{Region, StageKind};
 
-/// Stages that are considered in one region at one rate.
-const STAGE_LIMIT: usize = 4_000;
-/// States times stages of one region at one rate.
-const STEP_LIMIT: usize = 20_000_000;
 /// Most regions whose orders are tried.
 const REGION_LIMIT: usize = 4;
 /// Bisections of the rate.
 const RATE_STEPS: usize = 14;
-
-/// Some nodes with the same layers.
-#[derive(Debug, Clone)]
-struct StageKind {
-    held: usize,
-    /// Nodes by class of the region.
-    nodes: Vec<usize>,
-    /// The same as an index of counts.
-    state: usize,
-    /// What each of its nodes carries, smallest first.
-    carried: Vec<f64>,
-}
-
-/// The stages of one region at one rate, and the most layers that chains of them cover.
-struct Region {
-    /// Classes of the region, by position in [`Classes`].
-    classes: Vec<usize>,
-    kinds: Vec<StageKind>,
-    counts: Vec<usize>,
-    radix: Vec<usize>,
-    /// By counts: layers covered, and the stage that comes last, if any.
-    covered: Vec<(usize, Option<usize>)>,
-}
 
 /// Stages of a chain with their region.
 type Chain = Vec<(usize, StageKind)>;
@@ -117,9 +91,9 @@ fn best_chain(
 fn chain(problem: &FlowProblem, classes: &Classes, regions: &[u32], rate: f64) -> Option<Chain> {
     let regions: Vec<Region> = regions
         .iter()
-        .map(|region| Region::new(classes, *region, problem.layers, rate))
+        .map(|region| Region::new(problem, classes, *region, rate))
         .collect();
-    if regions.iter().any(|region| region.kinds.is_empty()) {
+    if regions.iter().any(|region| region.ends.is_empty()) {
         return None;
     }
     let orders = orders(regions.len());
@@ -158,14 +132,20 @@ fn in_order(problem: &FlowProblem, regions: &[Region], order: &[usize], rate: f6
         let before = position
             .checked_sub(1)
             .map(|before| (&regions[order[before]], &tables[before]));
-        let mut table = vec![None; region.kinds.len()];
-        for (first, kind) in region.kinds.iter().enumerate() {
+        let is_last = position + 1 == order.len();
+        let mut table = vec![None; region.ends.len()];
+        for (first, kind) in region.ends.iter().map(|end| &region.kinds[*end]).enumerate() {
             let (so_far, from) = match before {
+                None if coordinated(problem, kind) < rate => continue,
                 None => (0, 0),
                 Some((other, reached)) => {
                     let into = (0..reached.len()).filter_map(|last| {
                         let (covered, _, _) = reached[last]?;
-                        let crosses = crossing(problem.cross, &other.kinds[last].carried, &kind.carried);
+                        let crosses = crossing(
+                            problem.cross,
+                            &other.kinds[other.ends[last]].carried,
+                            &kind.carried,
+                        );
                         (crosses >= rate).then_some((covered, last))
                     });
                     match into.max() {
@@ -175,7 +155,11 @@ fn in_order(problem: &FlowProblem, regions: &[Region], order: &[usize], rate: f6
                 }
             };
             for (last, slot) in table.iter_mut().enumerate() {
-                let Some(own) = region.between(first, last) else {
+                let (first_kind, last_kind) = (region.ends[first], region.ends[last]);
+                if is_last && coordinated(problem, &region.kinds[last_kind]) < rate {
+                    continue;
+                }
+                let Some(own) = region.between(first_kind, last_kind) else {
                     continue;
                 };
                 if slot.is_none_or(|(covered, _, _)| so_far + own > covered) {
@@ -192,7 +176,8 @@ fn in_order(problem: &FlowProblem, regions: &[Region], order: &[usize], rate: f6
     let mut chain = Chain::new();
     for (position, own) in order.iter().enumerate().rev() {
         let (_, first, from) = tables[position][last]?;
-        let mut stages = regions[*own].stages(first, last);
+        let region = &regions[*own];
+        let mut stages = region.stages(region.ends[first], region.ends[last]);
         stages.reverse();
         chain.extend(stages.into_iter().map(|stage| (*own, stage)));
         last = from;
@@ -215,6 +200,15 @@ fn in_order(problem: &FlowProblem, regions: &[Region], order: &[usize], rate: f6
         (own, StageKind { nodes, ..stage })
     });
     (covered >= problem.layers).then(|| named.collect())
+}
+
+/// What the links of the coordinator carry to or from a stage.
+fn coordinated(problem: &FlowProblem, stage: &StageKind) -> f64 {
+    stage
+        .carried
+        .iter()
+        .map(|carried| carried.min(problem.coordinator))
+        .sum()
 }
 
 /// What links of one capacity between all nodes of two stages carry: the least cut.
@@ -286,182 +280,4 @@ fn placed(problem: &FlowProblem, classes: &Classes, chain: &Chain) -> Placement 
         start = span.end;
     }
     placement
-}
-
-impl Region {
-    fn new(classes: &Classes, region: u32, layers: usize, rate: f64) -> Self {
-        let own: Vec<usize> = (0..classes.classes.len())
-            .filter(|class| classes.classes[*class].region == region)
-            .collect();
-        let counts: Vec<usize> = own
-            .iter()
-            .map(|class| classes.classes[*class].members.len())
-            .collect();
-        let mut radix = Vec::new();
-        let mut states = 1_usize;
-        for count in &counts {
-            radix.push(states);
-            states = states.saturating_mul(count + 1);
-        }
-        let mut region = Self {
-            classes: own,
-            kinds: Vec::new(),
-            counts,
-            radix,
-            covered: Vec::new(),
-        };
-        if states <= STEP_LIMIT {
-            region.kinds = region.kinds(classes, layers, rate, (STEP_LIMIT / states).clamp(1, STAGE_LIMIT));
-            region.cover(states);
-        }
-        region
-    }
-
-    /// Stages that carry the rate and would not with one node fewer, those first that use up the least of what
-    /// nodes could do, and no more of them than `limit`.
-    fn kinds(&self, classes: &Classes, layers: usize, rate: f64, limit: usize) -> Vec<StageKind> {
-        let most = |class: &usize| classes.classes[*class].most_held();
-        let most_held = self.classes.iter().map(most).max().unwrap_or(0).min(layers);
-        let mut kinds = Vec::new();
-        for held in 1..=most_held {
-            let carried: Vec<f64> = self
-                .classes
-                .iter()
-                .map(|class| classes.classes[*class].capacity[held])
-                .collect();
-            let mut nodes = vec![0; self.classes.len()];
-            self.collect(&carried, rate, 0, 0.0, &mut nodes, &mut |nodes| {
-                if kinds.len() < STAGE_LIMIT * most_held {
-                    kinds.push(self.kind(held, nodes, &carried));
-                }
-            });
-        }
-        // What a node could do at best: layers at the whole rate.
-        let worth: Vec<f64> = self
-            .classes
-            .iter()
-            .map(|class| {
-                let class = &classes.classes[*class];
-                let of = |held: usize| held as f64 * class.capacity[held].min(rate) / rate;
-                class.held().map(of).fold(f64::MIN_POSITIVE, f64::max)
-            })
-            .collect();
-        let waste = |kind: &StageKind| {
-            let nodes = kind.nodes.iter().zip(&worth);
-            nodes.map(|(count, worth)| *count as f64 * worth).sum::<f64>() / kind.held as f64
-        };
-        kinds.sort_by(|one, other| waste(one).total_cmp(&waste(other)));
-        kinds.truncate(limit);
-        kinds
-    }
-
-    fn collect(
-        &self,
-        carried: &[f64],
-        rate: f64,
-        class: usize,
-        sum: f64,
-        nodes: &mut Vec<usize>,
-        found: &mut dyn FnMut(&[usize]),
-    ) {
-        if sum >= rate {
-            let spare = nodes
-                .iter()
-                .zip(carried)
-                .any(|(count, own)| *count > 0 && sum - own >= rate);
-            if !spare {
-                found(nodes);
-            }
-            return;
-        }
-        if class == nodes.len() {
-            return;
-        }
-        let most = if carried[class] > 0.0 {
-            self.counts[class]
-        } else {
-            0
-        };
-        for count in 0..=most {
-            nodes[class] = count;
-            self.collect(
-                carried,
-                rate,
-                class + 1,
-                sum + count as f64 * carried[class],
-                nodes,
-                found,
-            );
-        }
-        nodes[class] = 0;
-    }
-
-    fn kind(&self, held: usize, nodes: &[usize], carried: &[f64]) -> StageKind {
-        let each = nodes.iter().zip(carried);
-        let mut carried: Vec<f64> = each
-            .flat_map(|(count, own)| std::iter::repeat_n(*own, *count))
-            .collect();
-        carried.sort_by(f64::total_cmp);
-        StageKind {
-            held,
-            nodes: nodes.to_vec(),
-            state: nodes
-                .iter()
-                .zip(&self.radix)
-                .map(|(count, radix)| count * radix)
-                .sum(),
-            carried,
-        }
-    }
-
-    fn fits(&self, kind: &StageKind, state: usize) -> bool {
-        let counts = self.counts.iter().zip(&self.radix).zip(&kind.nodes);
-        counts
-            .into_iter()
-            .all(|((count, radix), own)| *own <= state / radix % (count + 1))
-    }
-
-    fn cover(&mut self, states: usize) {
-        self.covered = vec![(0, None); states];
-        for state in 0..states {
-            let mut best = (0, None);
-            for (index, kind) in self.kinds.iter().enumerate() {
-                if self.fits(kind, state) {
-                    let covered = kind.held + self.covered[state - kind.state].0;
-                    if covered > best.0 {
-                        best = (covered, Some(index));
-                    }
-                }
-            }
-            self.covered[state] = best;
-        }
-    }
-
-    /// Counts that are left beside a first and a last stage, where there are nodes for both.
-    fn beside(&self, first: usize, last: usize) -> Option<usize> {
-        let left = self.covered.len() - 1 - self.kinds[first].state;
-        let last = &self.kinds[last];
-        self.fits(last, left).then(|| left - last.state)
-    }
-
-    /// The most layers of a chain with those stages at its ends; a kind that stands at both may be one stage.
-    fn between(&self, first: usize, last: usize) -> Option<usize> {
-        match self.beside(first, last) {
-            Some(left) => Some(self.kinds[first].held + self.kinds[last].held + self.covered[left].0),
-            None => (first == last).then(|| self.kinds[first].held),
-        }
-    }
-
-    fn stages(&self, first: usize, last: usize) -> Vec<StageKind> {
-        let mut stages = vec![self.kinds[first].clone()];
-        let Some(mut left) = self.beside(first, last) else {
-            return stages;
-        };
-        while let Some(index) = self.covered[left].1 {
-            stages.push(self.kinds[index].clone());
-            left -= self.kinds[index].state;
-        }
-        stages.push(self.kinds[last].clone());
-        stages
-    }
 }

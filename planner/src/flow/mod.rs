@@ -6,7 +6,7 @@
 //! The value of a placement is the maximum flow (`network`); every answer is judged by that alone.
 //!
 //! **Search.** Where links do not bind: the best series-parallel placement (`series`). Elsewhere, and where that
-//! is too large: chains of stages by region (`chain`). Both are improved node by node (`improve`), and problems
+//! is too large: chains of stages by region (`chain`, `region`). Both are improved node by node (`improve`), and problems
 //! that are small enough are searched to the end (`branch`). **Bounds**: `bound`, and the exhaustive search
 //! where it ends. Everything is counted in steps, not in seconds, so the answer is the same on every machine.
 
@@ -17,6 +17,7 @@ mod classes;
 mod improve;
 mod network;
 mod problem;
+mod region;
 mod series;
 #[cfg(test)]
 mod tests;
@@ -126,7 +127,8 @@ fn search(
         judge(placement, &mut found, network);
     }
     let best_value = |found: &[(f64, Placement)]| found.first().map_or(0.0, |best| best.0);
-    if is_open(best_value(&found), upper) && (classes.linked || is_large) {
+    let is_limited = classes.linked || problem.coordinator < upper.value;
+    if is_open(best_value(&found), upper) && (is_limited || is_large) {
         for placement in chain::candidates(problem, classes, upper.value) {
             judge(placement, &mut found, network);
         }
