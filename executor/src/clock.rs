@@ -9,6 +9,22 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
+/// Processor time that the calling thread has had; zero where the system does not count it.
+pub fn thread_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call writes one timespec, to which the pointer is valid and exclusive.
+    let answer = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let seconds = u64::try_from(time.tv_sec).ok();
+    let nanoseconds = u32::try_from(time.tv_nsec).ok();
+    match (answer, seconds.zip(nanoseconds)) {
+        (0, Some((seconds, nanoseconds))) => Duration::new(seconds, nanoseconds),
+        _ => Duration::ZERO,
+    }
+}
+
 /// An instant after which waiting ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline {

@@ -20,6 +20,9 @@ use infercluster_spec::GpuId;
 use crate::wire::Token;
 use crate::wire::handshake::TOKEN_VARIABLE;
 
+/// What asks a worker to keep its computing thread on one core.
+const PIN_FLAG: &str = "--pin";
+
 /// How a worker process is started: `program arguments.. --connect ADDRESS --gpu ID`, the token in its
 /// environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +40,12 @@ impl WorkerCommand {
             program: std::env::current_exe()?,
             arguments: vec!["worker".into()],
         })
+    }
+
+    /// The same, each worker's computing thread kept on a core of its own where there are as many.
+    pub fn pinned(mut self) -> Self {
+        self.arguments.push(PIN_FLAG.into());
+        self
     }
 
     /// Starts a worker for one device.

@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod clock;
 pub mod comm;
 pub mod coordinator;
+pub mod cores;
 pub mod generate;
 pub mod inprocess;
 pub mod kv;

@@ -124,7 +124,7 @@ impl ProfileGrid {
     }
 }
 
-/// Measures every row of a grid. The meter is told of every run, so that an emulated speed is paid here as
+/// Measures every row of a grid. The meter is told of every sample, so that an emulated speed is paid here as
 /// it is in a step.
 pub fn measure<B: Backend>(
     backend: &B,
@@ -284,16 +284,16 @@ impl<B: Backend> Bench<'_, B> {
         let mut runs = 0;
         let mut sample = |repeats: u32, meter: &mut dyn SegmentMeter| {
             let started = clock::now();
+            meter.begin();
             for _ in 0..repeats {
-                meter.begin();
                 run(runs)?;
                 self.backend.synchronize()?;
-                meter.end(Segment {
-                    layer: 0,
-                    kind: SegmentKind::StageEnd,
-                });
                 runs += 1;
             }
+            meter.end(Segment {
+                layer: 0,
+                kind: SegmentKind::StageEnd,
+            });
             Ok::<_, BackendError>(started.elapsed() / repeats)
         };
         let first = sample(1, self.meter)?.max(Duration::from_nanos(1));

@@ -15,6 +15,7 @@ mod process;
 mod profiling;
 mod quickstart;
 mod reports;
+mod rig;
 mod running;
 mod screen;
 

@@ -84,7 +84,8 @@ pub(crate) struct BaselineAnswer {
 /// Why there is no plan.
 #[derive(Debug, Serialize)]
 pub(crate) struct NotPlanned {
-    missing_bytes: u64,
+    /// What the devices together lack.
+    pub(crate) missing_bytes: u64,
     nearest_sequences: Option<u32>,
     nearest_context: Option<u64>,
 }

@@ -41,6 +41,9 @@ pub(crate) struct RunFlags {
     /// Memory that each worker may use, such as "2 GiB".
     #[arg(long)]
     pub(crate) memory: Option<Bytes>,
+    /// Keep each worker's computing thread on a core of its own, where this machine has as many.
+    #[arg(long)]
+    pub(crate) pin: bool,
 }
 
 /// Speed factors in device order, written `1.0:0.4`.
@@ -81,6 +84,9 @@ impl RunFlags {
         options.engine = self.engine();
         options.speeds = speeds;
         options.memory = self.memory;
+        if self.pin {
+            options.launch = pinned()?;
+        }
         Ok(options)
     }
 
@@ -146,6 +152,11 @@ pub(crate) fn options(folder: &Path, model: &Model, layout: &Layout) -> anyhow::
     })
 }
 
+/// Workers as processes of this program, each on a core of its own.
+pub(crate) fn pinned() -> anyhow::Result<Launch> {
+    Ok(Launch::Processes(WorkerCommand::this_program()?.pinned()))
+}
+
 /// Demands that emulated devices had their speeds: figures of a run that missed them mean nothing.
 pub(crate) fn demand_speeds(checks: &[SpeedCheck]) -> anyhow::Result<()> {
     let Some(missed) = checks.iter().find(|check| !check.is_valid()) else {
@@ -159,15 +170,28 @@ pub(crate) fn demand_speeds(checks: &[SpeedCheck]) -> anyhow::Result<()> {
     );
 }
 
-/// Achieved speeds in one line, where any is emulated.
+/// Achieved speeds of one or more runs in one line, where any is emulated.
 pub(crate) fn speed_line(checks: &[SpeedCheck]) -> Option<String> {
     if checks.iter().all(|check| check.asked == 1.0) {
         return None;
     }
-    let part = |check: &SpeedCheck| match check.achieved {
-        Some(achieved) => format!("{} {achieved:.3} (asked {})", check.gpu, check.asked),
-        None => format!("{} idle (asked {})", check.gpu, check.asked),
+    let mut devices: BTreeMap<GpuId, (f64, Vec<f64>)> = BTreeMap::new();
+    for check in checks {
+        let (_, achieved) = devices
+            .entry(check.gpu)
+            .or_insert_with(|| (check.asked, Vec::new()));
+        achieved.extend(check.achieved);
+    }
+    let part = |(gpu, (asked, mut achieved)): (GpuId, (f64, Vec<f64>))| {
+        achieved.sort_by(f64::total_cmp);
+        match (achieved.first(), achieved.last()) {
+            (Some(least), Some(most)) if least < most => {
+                format!("{gpu} {least:.3} to {most:.3} (asked {asked})")
+            }
+            (Some(only), _) => format!("{gpu} {only:.3} (asked {asked})"),
+            _ => format!("{gpu} idle (asked {asked})"),
+        }
     };
-    let parts: Vec<String> = checks.iter().map(part).collect();
+    let parts: Vec<String> = devices.into_iter().map(part).collect();
     Some(format!("emulated speeds: {}", parts.join(", ")))
 }

@@ -8,6 +8,7 @@ mod generation;
 mod layouts;
 mod models;
 mod plans;
+mod quickstart;
 mod services;
 mod simulations;
 mod traces;

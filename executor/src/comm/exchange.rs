@@ -1,8 +1,9 @@
 //! The engine below every tensor message: several sends and receives at once on non-blocking sockets.
 //!
 //! Sending and receiving advance together, so two ranks that send large messages to each other never wait for
-//! one another's receive buffer. Waiting spins for [`SPIN`], then parks in `poll`: spinning alone starves a short
-//! machine, parking alone costs half a token.
+//! one another's receive buffer. Waiting spins, then parks in `poll`: spinning alone starves a short machine, and a
+//! core that idles in every layer wakes late, most of all under a hypervisor. A wait spins longer, giving its core
+//! to whoever else wants it, where this machine has a core for every rank of the exchange.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -11,12 +12,15 @@ use std::time::Duration;
 
 use super::CommError;
 use crate::clock::Deadline;
+use crate::cores;
 use crate::wire::WireError;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use infercluster_spec::Rank;
 
-/// How long a wait spins before it parks.
+/// How long a wait spins before it parks or yields.
 const SPIN: Duration = Duration::from_micros(20);
+/// How long it yields before it parks, where there are cores enough: about a segment of a small model.
+const YIELD: Duration = Duration::from_micros(1500);
 
 /// What one exchange does on one socket.
 pub(super) struct Lane<'a> {
@@ -199,7 +203,13 @@ impl Incoming<'_> {
 /// Runs every lane to its end; the first peer that is not done at the deadline is named.
 pub(super) fn run(lanes: &mut [Lane], limit: Duration, what: &'static str) -> Result<(), CommError> {
     let deadline = Deadline::after(limit);
-    let mut idle = Deadline::after(SPIN);
+    // One lane a peer, and this rank.
+    let patience = if lanes.len() < cores::of_this_process() {
+        YIELD
+    } else {
+        SPIN
+    };
+    let mut idle = Deadline::after(patience);
     loop {
         let mut moved = false;
         for lane in lanes.iter_mut().filter(|lane| !lane.is_done()) {
@@ -209,9 +219,11 @@ pub(super) fn run(lanes: &mut [Lane], limit: Duration, what: &'static str) -> Re
             return Ok(());
         };
         if moved {
-            idle = Deadline::after(SPIN);
-        } else if idle.remaining().is_some() {
+            idle = Deadline::after(patience);
+        } else if idle.waited() < SPIN {
             std::hint::spin_loop();
+        } else if idle.remaining().is_some() {
+            std::thread::yield_now();
         } else {
             let Some(remaining) = deadline.remaining() else {
                 return Err(CommError::Silent {

@@ -29,6 +29,7 @@ use steps::{Answers, Command, StepLoop};
 pub use switchboard::LineError;
 use switchboard::Switchboard;
 
+use crate::cores::pin_this_thread;
 use crate::model::rope_hash;
 use crate::wire::handshake;
 use crate::wire::message::{FromWorker, ToWorker};
@@ -50,6 +51,9 @@ pub struct WorkerOptions {
     pub token: Token,
     /// Where peers reach this worker.
     pub bind: IpAddr,
+    /// Whether the thread that computes stays on the core of the device's number, counted among those that this
+    /// process may use.
+    pub pin: bool,
 }
 
 impl WorkerOptions {
@@ -60,6 +64,7 @@ impl WorkerOptions {
             gpu,
             token,
             bind: Ipv4Addr::LOCALHOST.into(),
+            pin: false,
         }
     }
 }
@@ -120,7 +125,11 @@ pub fn run(options: &WorkerOptions) -> Result<(), WorkerError> {
     let stepper = {
         let (answers, control) = (answers.clone(), control.duplicate().map_err(lost)?);
         let (gpu, board, sender) = (options.gpu, Arc::clone(&switchboard), commands.clone());
+        let pin = options.pin;
         spawn("steps", move || {
+            if pin {
+                stay_on_core(gpu);
+            }
             let ended = StepLoop::new(gpu, answers, board, sender).run(&queue);
             // Without this thread the worker is of no use: the control loop ends too.
             control.close();
@@ -211,6 +220,15 @@ impl Worker {
                 what: "handing a command to the step thread",
             })?;
         }
+    }
+}
+
+/// Keeps the calling thread on the core of the device's number.
+fn stay_on_core(gpu: GpuId) {
+    match pin_this_thread(gpu.index()) {
+        Ok(true) => {}
+        Ok(false) => tracing::warn!("{gpu} has no core of its own: this machine has fewer"),
+        Err(error) => tracing::warn!("{gpu} cannot be kept on one core: {error}"),
     }
 }
 

@@ -27,6 +27,9 @@ pub(crate) struct Worker {
     /// Address at which the other workers reach this one.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     bind: IpAddr,
+    /// Keep the thread that computes on the core of the device's number, counted among those that are free to use.
+    #[arg(long)]
+    pin: bool,
 }
 
 /// Runs the command until the coordinator says stop.
@@ -37,6 +40,7 @@ pub(crate) fn run(arguments: &Worker) -> anyhow::Result<Outcome> {
     let token = token.parse().context(TOKEN_VARIABLE)?;
     let mut options = WorkerOptions::local(arguments.connect, GpuId(arguments.gpu), token);
     options.bind = arguments.bind;
+    options.pin = arguments.pin;
     worker::run(&options)?;
     Ok(Outcome::Done)
 }

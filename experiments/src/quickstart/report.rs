@@ -1,26 +1,36 @@
 //! What the quickstart tells: one table of predicted against measured, and how it was got.
 
-use anyhow::Context as _;
-use infercluster_executor::replay::ReplayOutcome;
 use infercluster_executor::speed::SpeedCheck;
 use infercluster_planner::draw::draw_layout;
-use infercluster_spec::calibration::Residual;
-use infercluster_spec::report::PredictionError;
-use infercluster_spec::{Calibration, Cluster, Model, Report};
+use infercluster_spec::calibration::{Residual, residual_name};
+use infercluster_spec::{Calibration, Report};
 use serde::Serialize;
 
+use super::migration::Migrated;
 use crate::planning::Planned;
 use crate::profiling::CPU_TYPE;
+use crate::rig::judged::{Measured, Run};
+use crate::rig::rows::{self, Row};
+use crate::rig::{Observed, Rig, gain_bound};
 use crate::running;
-use crate::screen::Columns;
 
-/// The two runs that predictions are compared with.
+/// One layout.
 #[derive(Clone, Copy)]
 pub(super) struct Judged<'a> {
-    /// Of the even layout.
-    pub(super) even: &'a ReplayOutcome,
-    /// Of the planned one.
-    pub(super) planned: &'a ReplayOutcome,
+    /// What the simulator says.
+    pub(super) predicted: &'a Observed,
+    /// What the workers did.
+    pub(super) measured: &'a Measured,
+}
+
+/// Everything that a report is made of.
+pub(super) struct Parts<'a> {
+    pub(super) rig: &'a Rig,
+    pub(super) planned: &'a Planned,
+    pub(super) calibration: &'a Calibration,
+    pub(super) even: Judged<'a>,
+    pub(super) chosen: Judged<'a>,
+    pub(super) migration: Migrated,
 }
 
 /// The answer of `quickstart`.
@@ -29,98 +39,85 @@ pub(crate) struct QuickReport {
     /// The model is random: its answers mean nothing.
     random_model: String,
     drawing: String,
-    /// Predicted against measured, by metric.
-    comparison: Vec<PredictionError>,
+    /// Predicted against measured, by metric: medians over the runs, with their spread.
+    comparison: Vec<Row>,
     /// How many times the tokens a second of the even layout the planned one gives.
-    gain: PredictionError,
+    gain: Row,
     /// What ideal whole shares would gain on the same cost model.
     gain_bound: f64,
+    /// Residuals of the fits.
     calibration: Vec<Residual>,
-    /// Asked and achieved speeds of both runs.
+    /// What a live change from the one layout to the other cost.
+    migration: Migrated,
+    /// Asked and achieved speeds of all judged runs.
     speeds: Vec<SpeedCheck>,
-    /// Whether every emulated speed was kept, so that the figures may be quoted.
+    /// Judged runs that were noisy and were repeated.
+    runs_set_aside: usize,
+    /// Noisy runs that count all the same, because the spare ones were used up.
+    noisy_runs: usize,
+    /// Whether no run that counts was noisy, so that the figures may be quoted.
     is_valid: bool,
-    migration: &'static str,
-    measured_even: Report,
-    measured_planned: Report,
+    measured_even: Vec<Report>,
+    measured_planned: Vec<Report>,
 }
 
-/// What this build says about the step that it does not take.
-const NO_MIGRATION: &str =
-    "not part of this run: `infercluster bench migrate` changes layouts under load and measures the pause";
-
 impl QuickReport {
-    pub(super) fn new(
-        model: &Model,
-        cluster: &Cluster,
-        planned: &Planned,
-        calibration: &Calibration,
-        judged: Judged,
-    ) -> anyhow::Result<Self> {
-        let even = planned.baselines.iter().find(|baseline| baseline.kind == "even");
-        let even = even.context("no even layout was planned")?;
-        let simulated_even = even
-            .simulated
-            .as_ref()
-            .context("the even layout was not simulated")?;
-        let simulated = planned.simulated.as_ref().context("the plan was not simulated")?;
-        let mut comparison = compare("even", simulated_even, &judged.even.report)?;
-        comparison.extend(compare("planned", simulated, &judged.planned.report)?);
-        let rate = |report: &Report| report.output_tokens_per_s;
-        let gain = error(
-            "gain",
-            rate(simulated) / rate(simulated_even),
-            rate(&judged.planned.report) / rate(&judged.even.report),
-        )?;
-        let speeds: Vec<SpeedCheck> = [judged.even, judged.planned]
-            .iter()
-            .flat_map(|outcome| outcome.speeds.iter().copied())
-            .collect();
-        let residuals = calibration
-            .devices
-            .get(CPU_TYPE)
-            .map(|device| device.residuals.clone());
+    pub(super) fn new(parts: Parts) -> anyhow::Result<Self> {
+        let Parts { rig, planned, .. } = parts;
+        let (even, chosen) = (parts.even, parts.chosen);
+        let mut comparison = rows::rows_of("even", even.predicted, even.measured)?;
+        comparison.extend(rows::rows_of("planned", chosen.predicted, chosen.measured)?);
+        let both = || [even.measured, chosen.measured].into_iter();
+        let runs = || both().flat_map(|measured| &measured.runs);
+        let noisy_runs = runs().filter(|run| !run.is_quiet()).count();
+        let residuals = parts.calibration.devices.get(CPU_TYPE);
+        let reports = |measured: &Measured| {
+            let runs = measured.runs.iter();
+            runs.map(|run: &Run| run.observed.report.clone()).collect()
+        };
         Ok(Self {
             random_model: format!(
                 "{}: random weights, {} in {}",
-                model.name,
-                model.weight_bytes(),
-                model.dtype
+                rig.model.name,
+                rig.model.weight_bytes(),
+                rig.model.dtype
             ),
-            drawing: draw_layout(&planned.layout, model, Some(cluster)),
+            drawing: draw_layout(&planned.layout, &rig.model, Some(&rig.cluster)),
             comparison,
-            gain,
-            gain_bound: even.step_s / planned.bounds.integer_shares_s,
-            calibration: residuals.unwrap_or_default(),
-            is_valid: speeds.iter().all(SpeedCheck::is_valid),
-            speeds,
-            migration: NO_MIGRATION,
-            measured_even: judged.even.report.clone(),
-            measured_planned: judged.planned.report.clone(),
+            gain: rows::gain(
+                (even.predicted, chosen.predicted),
+                (even.measured, chosen.measured),
+            )?,
+            gain_bound: gain_bound(planned)?,
+            calibration: residuals.map_or_else(Vec::new, |device| device.residuals.clone()),
+            migration: parts.migration,
+            speeds: runs().flat_map(|run| run.speeds.iter().copied()).collect(),
+            runs_set_aside: both().map(|measured| measured.set_aside).sum(),
+            noisy_runs,
+            is_valid: noisy_runs == 0,
+            measured_even: reports(even.measured),
+            measured_planned: reports(chosen.measured),
         })
     }
 
     /// The report as a person reads it.
     pub(crate) fn people(&self) -> String {
         let mut text = format!("{}\n\nthe planned layout\n{}\n", self.random_model, self.drawing);
-        let mut table = Columns::new(["layout, metric", ">predicted", ">measured", ">error"]);
-        for row in self.comparison.iter().chain([&self.gain]) {
-            table.row([
-                row.metric.clone(),
-                format!("{:.3}", row.predicted),
-                format!("{:.3}", row.measured),
-                format!("{:+.1} %", 100.0 * row.relative_error),
-            ]);
-        }
-        text.push_str(&table.to_string());
+        text.push_str(&rows::table(self.comparison.iter().chain([&self.gain])));
         text.push_str(&format!(
-            "\nthe planned layout gives {:.2} times the tokens a second of the even one; whole shares allow {:.2}\n",
-            self.gain.measured, self.gain_bound
+            "live migration: {}\n\n\
+             measured: medians of {} runs of each layout, in turns; {} noisy ones were repeated\n\
+             the planned layout gives {:.2} times the tokens a second of the even one; whole shares allow {:.2}\n",
+            self.migration.people(),
+            self.gain.runs,
+            self.runs_set_aside,
+            self.gain.error.measured,
+            self.gain_bound
         ));
         if let Some(step) = self
             .calibration
             .iter()
-            .find(|residual| residual.operator == "step")
+            .find(|residual| residual.operator == residual_name::STEP)
         {
             text.push_str(&format!(
                 "calibration: {} steps of other runs, error median {:.1} %, p90 {:.1} %\n",
@@ -133,30 +130,12 @@ impl QuickReport {
             text.push_str(&format!("{line}\n"));
         }
         if !self.is_valid {
-            text.push_str("an emulated speed was missed by more than 2 %: other work took its core, do not quote these figures\n");
+            text.push_str(&format!(
+                "{} of the runs were noisy (an emulated speed missed by more than 2 %, or a machine that slowed \
+                 down) and no run was left to repeat them: do not quote these figures\n",
+                self.noisy_runs
+            ));
         }
-        text.push_str(&format!("live migration: {}\n", self.migration));
         text
     }
-}
-
-/// The metrics of one layout.
-fn compare(layout: &str, predicted: &Report, measured: &Report) -> anyhow::Result<Vec<PredictionError>> {
-    let metrics = |report: &Report| {
-        [
-            ("output tokens/s", report.output_tokens_per_s),
-            ("ttft p50 ms", 1000.0 * report.ttft_s.p50),
-            ("itl p50 ms", 1000.0 * report.itl_s.p50),
-            ("e2e p50 ms", 1000.0 * report.e2e_s.p50),
-        ]
-    };
-    let pairs = metrics(predicted).into_iter().zip(metrics(measured));
-    pairs
-        .map(|((name, predicted), (_, measured))| error(&format!("{layout}, {name}"), predicted, measured))
-        .collect()
-}
-
-fn error(metric: &str, predicted: f64, measured: f64) -> anyhow::Result<PredictionError> {
-    PredictionError::of(metric, predicted, measured)
-        .with_context(|| format!("{metric} was measured as {measured}"))
 }

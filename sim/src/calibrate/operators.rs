@@ -11,7 +11,7 @@ use infercluster_spec::{Dtype, Operator};
 use super::CalibrateError;
 use super::residual::Comparison;
 use super::solver::{self, Parameter};
-use crate::cost::{AMOUNT_DTYPE, HeadShare, affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
+use crate::cost::{AMOUNT_DTYPE, affine_seconds, decode_attention_seconds, roofline_seconds};
 
 /// One measured operator at speed 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -216,46 +216,12 @@ impl Form {
     }
 
     fn seconds(&self, dtype: Dtype, operator: &Operator) -> f64 {
-        match (self, *operator) {
-            (Self::Roofline(fit), Operator::Gemm { m, n, k }) => gemm_seconds(fit, dtype, m, n, k),
-            (
-                Self::Roofline(fit),
-                Operator::AttentionPrefill {
-                    query_heads,
-                    kv_heads,
-                    head_dim,
-                    new_tokens,
-                    score_pairs,
-                    kv_tokens,
-                },
-            ) => {
-                let heads = HeadShare {
-                    query_heads,
-                    kv_heads,
-                    head_dim,
-                };
-                prefill_seconds(fit, dtype, heads, new_tokens, score_pairs, kv_tokens)
-            }
-            (
-                Self::Decode(fit),
-                Operator::AttentionDecode {
-                    query_heads,
-                    kv_heads,
-                    head_dim,
-                    sequences,
-                    kv_tokens,
-                },
-            ) => {
-                let heads = HeadShare {
-                    query_heads,
-                    kv_heads,
-                    head_dim,
-                };
-                decode_seconds(fit, dtype, heads, sequences, kv_tokens)
-            }
-            (Self::Affine(fit), ref operator) => affine_seconds(fit, amount(operator)),
-            (form, operator) => unreachable!("{operator:?} was sorted to {form:?}"),
-        }
+        let seconds = match self {
+            Self::Roofline(fit) => roofline_seconds(fit, dtype, operator),
+            Self::Decode(fit) => decode_attention_seconds(fit, dtype, operator),
+            Self::Affine(fit) => Some(affine_seconds(fit, amount(operator))),
+        };
+        seconds.unwrap_or_else(|| unreachable!("{operator:?} was sorted to {self:?}"))
     }
 }
 

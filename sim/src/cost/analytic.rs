@@ -6,7 +6,7 @@ use infercluster_spec::{Calibration, Cluster, Dtype, GpuId, NodeId, Operator, Se
 
 use infercluster_spec::calibration::residual_name;
 
-use super::forms::{self, HeadShare};
+use super::forms;
 use super::rates::{DEFAULT_EFFICIENCY, DefaultEfficiency, DeviceRates};
 use super::{CostError, CostModel, Origin, SegmentCorrection};
 use crate::topology::{CollectiveGroup, Topology};
@@ -133,42 +133,19 @@ impl AnalyticCost {
         dtype: Dtype,
         operator: &Operator,
     ) -> Result<Option<(f64, Origin)>, CostError> {
+        const OWN_FORM: &str = "an operator is priced by the form of its kind";
         let answer = match *operator {
-            Operator::Gemm { m, n, k } => rates
-                .gemm(dtype)
-                .map(|(fit, origin)| (forms::gemm_seconds(fit, dtype, m, n, k), origin)),
-            Operator::AttentionPrefill {
-                query_heads,
-                kv_heads,
-                head_dim,
-                new_tokens,
-                score_pairs,
-                kv_tokens,
-            } => rates.attention_prefill(dtype).map(|(fit, origin)| {
-                let heads = HeadShare {
-                    query_heads,
-                    kv_heads,
-                    head_dim,
-                };
-                let seconds = forms::prefill_seconds(fit, dtype, heads, new_tokens, score_pairs, kv_tokens);
-                (seconds, origin)
+            Operator::Gemm { .. } => rates.gemm(dtype).map(|(fit, origin)| {
+                let seconds = forms::roofline_seconds(fit, dtype, operator);
+                (seconds.expect(OWN_FORM), origin)
             }),
-            Operator::AttentionDecode {
-                query_heads,
-                kv_heads,
-                head_dim,
-                sequences,
-                kv_tokens,
-            } => rates.attention_decode(dtype).map(|(fit, origin)| {
-                let heads = HeadShare {
-                    query_heads,
-                    kv_heads,
-                    head_dim,
-                };
-                (
-                    forms::decode_seconds(fit, dtype, heads, sequences, kv_tokens),
-                    origin,
-                )
+            Operator::AttentionPrefill { .. } => rates.attention_prefill(dtype).map(|(fit, origin)| {
+                let seconds = forms::roofline_seconds(fit, dtype, operator);
+                (seconds.expect(OWN_FORM), origin)
+            }),
+            Operator::AttentionDecode { .. } => rates.attention_decode(dtype).map(|(fit, origin)| {
+                let seconds = forms::decode_attention_seconds(fit, dtype, operator);
+                (seconds.expect(OWN_FORM), origin)
             }),
             Operator::Elementwise { bytes } | Operator::Copy { bytes } => {
                 let (fit, origin) = rates.memory();

@@ -15,8 +15,8 @@
 //! Left out: wave quantisation over multiprocessors and operands that stay in the last-level cache. Both
 //! matter for small weights on large devices, where the forms are then off by tens of percent.
 
-use infercluster_spec::Dtype;
 use infercluster_spec::calibration::{AffineFit, DecodeFit, RooflineFit};
+use infercluster_spec::{Dtype, Operator};
 
 /// Bytes of an activation beside weights of a dtype: single precision stays single, all else is 16 bits.
 pub(crate) fn activation_bytes(weights: Dtype) -> f64 {
@@ -47,8 +47,53 @@ fn roofline(fit: &RooflineFit, flops: f64, bytes: f64, tokens: f64) -> f64 {
     fit.floor_s + smooth_max(compute, bytes / fit.bytes_per_s, fit.sharpness)
 }
 
+/// Seconds of a GEMM, or of prefill attention, with that fit; `None` for operators of another form.
+pub fn roofline_seconds(fit: &RooflineFit, dtype: Dtype, operator: &Operator) -> Option<f64> {
+    match *operator {
+        Operator::Gemm { m, n, k } => Some(gemm_seconds(fit, dtype, m, n, k)),
+        Operator::AttentionPrefill {
+            query_heads,
+            kv_heads,
+            head_dim,
+            new_tokens,
+            score_pairs,
+            kv_tokens,
+        } => {
+            let heads = HeadShare {
+                query_heads,
+                kv_heads,
+                head_dim,
+            };
+            let seconds = prefill_seconds(fit, dtype, heads, new_tokens, score_pairs, kv_tokens);
+            Some(seconds)
+        }
+        _ => None,
+    }
+}
+
+/// Seconds of decode attention with that fit; `None` for operators of another form.
+pub fn decode_attention_seconds(fit: &DecodeFit, dtype: Dtype, operator: &Operator) -> Option<f64> {
+    match *operator {
+        Operator::AttentionDecode {
+            query_heads,
+            kv_heads,
+            head_dim,
+            sequences,
+            kv_tokens,
+        } => {
+            let heads = HeadShare {
+                query_heads,
+                kv_heads,
+                head_dim,
+            };
+            Some(decode_seconds(fit, dtype, heads, sequences, kv_tokens))
+        }
+        _ => None,
+    }
+}
+
 /// Seconds of `[m, k] x [n, k]^T` with weights of `dtype`; nothing to compute takes no time.
-pub fn gemm_seconds(fit: &RooflineFit, dtype: Dtype, m: u64, n: u64, k: u64) -> f64 {
+fn gemm_seconds(fit: &RooflineFit, dtype: Dtype, m: u64, n: u64, k: u64) -> f64 {
     if m == 0 || n == 0 || k == 0 {
         return 0.0;
     }
@@ -59,17 +104,14 @@ pub fn gemm_seconds(fit: &RooflineFit, dtype: Dtype, m: u64, n: u64, k: u64) -> 
 
 /// The part of an attention shape that a rank's share decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadShare {
-    /// Query heads on this rank.
-    pub query_heads: u32,
-    /// KV heads on this rank.
-    pub kv_heads: u32,
-    /// Width of a head.
-    pub head_dim: u32,
+struct HeadShare {
+    query_heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
 }
 
 /// Seconds of prefill attention over a cache of `dtype`; nothing to compute takes no time.
-pub fn prefill_seconds(
+fn prefill_seconds(
     fit: &RooflineFit,
     dtype: Dtype,
     heads: HeadShare,
@@ -88,13 +130,7 @@ pub fn prefill_seconds(
 }
 
 /// Seconds of decode attention over a cache of `dtype`; nothing to compute takes no time.
-pub fn decode_seconds(
-    fit: &DecodeFit,
-    dtype: Dtype,
-    heads: HeadShare,
-    sequences: u64,
-    kv_tokens: u64,
-) -> f64 {
+fn decode_seconds(fit: &DecodeFit, dtype: Dtype, heads: HeadShare, sequences: u64, kv_tokens: u64) -> f64 {
     if heads.query_heads == 0 || sequences == 0 {
         return 0.0;
     }

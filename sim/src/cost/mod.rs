@@ -16,7 +16,7 @@ mod share;
 
 pub use analytic::AnalyticCost;
 pub(crate) use forms::AMOUNT_DTYPE;
-pub use forms::{HeadShare, affine_seconds, decode_seconds, gemm_seconds, prefill_seconds};
+pub use forms::{affine_seconds, decode_attention_seconds, roofline_seconds};
 pub use infercluster_spec::{BatchShape, SegmentKind};
 pub(crate) use pace::StagePace;
 pub use rates::{DEFAULT_EFFICIENCY, DefaultEfficiency, DeviceRates};

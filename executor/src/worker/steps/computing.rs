@@ -174,9 +174,7 @@ impl StepLoop {
 fn add(sums: &mut TimesByKind, more: &TimesByKind) {
     for (kind, times) in more {
         let sum: &mut SegmentTimes = sums.entry(*kind).or_default();
-        sum.count += times.count;
-        sum.compute_s += times.compute_s;
-        sum.padding_s += times.padding_s;
+        *sum += times;
     }
 }
 

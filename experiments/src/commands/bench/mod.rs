@@ -2,11 +2,13 @@
 
 mod migrate;
 mod simulate;
+mod unlike;
 
 use clap::{Args, Subcommand};
 
 use self::migrate::MigrateBench;
 use self::simulate::SimulateBench;
+use self::unlike::UnlikeBench;
 use crate::Outcome;
 use crate::screen::Screen;
 
@@ -21,6 +23,7 @@ pub(crate) struct BenchCommand {
 enum Action {
     Migrate(MigrateBench),
     Simulate(SimulateBench),
+    Unlike(UnlikeBench),
 }
 
 /// Runs the command.
@@ -28,5 +31,6 @@ pub(crate) fn run(command: &BenchCommand, screen: &Screen) -> anyhow::Result<Out
     match &command.action {
         Action::Migrate(arguments) => migrate::run(arguments, screen),
         Action::Simulate(arguments) => simulate::run(arguments, screen),
+        Action::Unlike(arguments) => unlike::run(arguments, screen),
     }
 }
