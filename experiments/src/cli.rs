@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, calibrate, cluster, doctor, generate, layout, migrate, model, plan, profile, quickstart, replay,
-    serve, simulate, trace, worker,
+    report, serve, simulate, trace, worker,
 };
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
@@ -44,6 +44,7 @@ pub(crate) enum Command {
     Generate(generate::Generate),
     Serve(serve::Serve),
     Replay(replay::Replay),
+    Report(report::ReportCommand),
     Bench(bench::BenchCommand),
     Worker(worker::Worker),
     Doctor(doctor::Doctor),

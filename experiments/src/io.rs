@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow, bail};
 use infercluster_spec::{Bytes, Document, json};
 
 use crate::failure::WithFix as _;
-use crate::screen;
+use crate::{foreign, screen};
 
 /// Largest document, configuration or layout that is read: far above any real one.
 pub(crate) const DOCUMENT_LIMIT: Bytes = Bytes(64 << 20);
@@ -48,6 +48,9 @@ fn read_limited(source: impl Read, limit: Bytes) -> anyhow::Result<String> {
     source.take(limit.0.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit.0 {
         bail!("has more than {limit}, which is the limit for this kind of file");
+    }
+    if let Some(foreign) = foreign::recognise(&bytes) {
+        return Err(anyhow!(foreign.what)).fix(foreign.fix);
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

@@ -8,6 +8,7 @@ pub mod cli;
 mod clusters;
 mod commands;
 mod failure;
+mod foreign;
 mod io;
 mod models;
 mod planning;

@@ -15,12 +15,16 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<ModelConfig> {
     if path.is_dir() {
         return Ok(config::load(path)?);
     }
-    let text = io::read_text(path, io::DOCUMENT_LIMIT)?;
+    of_text(path, &io::read_text(path, io::DOCUMENT_LIMIT)?)
+}
+
+/// Reads a model from the text of the file at `path`.
+pub(crate) fn of_text(path: &Path, text: &str) -> anyhow::Result<ModelConfig> {
     let name = io::name_of(path);
-    if !is_own_document(&text) {
-        return Ok(config::read(&name, &stem(path), &text)?);
+    if !is_own_document(text) {
+        return Ok(config::read(&name, &stem(path), text)?);
     }
-    let model: Model = json::read(&name, &text)?;
+    let model: Model = json::read(&name, text)?;
     check(&model).with_context(|| name)?;
     Ok(ModelConfig {
         torch_dtype: Some(model.dtype),
@@ -32,12 +36,12 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<ModelConfig> {
 }
 
 /// Whether a text says that it is a document of this program; a broken one is left to the reader's message.
-fn is_own_document(text: &str) -> bool {
+pub(crate) fn is_own_document(text: &str) -> bool {
     serde_json::from_str::<Value>(text).is_ok_and(|value| value.get("schema").is_some())
 }
 
 /// The model's name where the file does not give one: `config.json` says nothing, its folder does.
-fn stem(path: &Path) -> String {
+pub(crate) fn stem(path: &Path) -> String {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let stem = whole.file_stem().filter(|stem| *stem != "config" && *stem != "-");
     let name = stem.or_else(|| whole.parent()?.file_name());

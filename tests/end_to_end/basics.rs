@@ -43,7 +43,7 @@ fn standard_input_is_a_file() {
     child.stdin.take().unwrap().write_all(&model).unwrap();
     let answer = Answer::of(&command, &child.wait_with_output().unwrap()).done();
     // By hand, from the published shapes of Llama 3.1 8B.
-    assert_eq!(answer.json()["parameters"], 8_030_261_248_u64);
+    assert_eq!(answer.json()["params"], 8_030_261_248_u64);
 }
 
 #[test]

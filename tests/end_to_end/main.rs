@@ -9,6 +9,7 @@ mod layouts;
 mod models;
 mod plans;
 mod quickstart;
+mod readers;
 mod services;
 mod simulations;
 mod traces;

@@ -41,6 +41,16 @@ pub(crate) fn read(mut builder: Builder, source: impl BufRead) -> Result<Loaded,
 
 fn columns(file: &str, header: &StringRecord) -> Result<(TraceFormat, Columns), TraceError> {
     let position = |name: &str| header.iter().position(|cell| cell == name);
+    // Without a header: a start in seconds, a rate, a variation, a form and two parameters of it.
+    let is_number = |cell: &str| cell.parse::<f64>().is_ok();
+    if header.len() == 6
+        && header.iter().take(3).all(is_number)
+        && header.get(3).is_some_and(|form| !is_number(form))
+    {
+        return Err(TraceError::OneClient {
+            file: file.to_owned(),
+        });
+    }
     let shape = format::detect(&CSV_SHAPES, |name| position(name).is_some()).ok_or_else(|| {
         let cells: Vec<String> = header
             .iter()
@@ -53,6 +63,19 @@ fn columns(file: &str, header: &StringRecord) -> Result<(TraceFormat, Columns), 
             known: format::known(),
         }
     })?;
+    let needed = shape
+        .arrival
+        .iter()
+        .map(|(name, _)| *name)
+        .chain([shape.input, shape.output]);
+    for column in needed {
+        if header.iter().filter(|cell| *cell == column).count() > 1 {
+            return Err(TraceError::DuplicateColumn {
+                file: file.to_owned(),
+                column,
+            });
+        }
+    }
     let found = |name: &'static str| {
         let column = position(name).expect("detection saw every field of the shape");
         (column, name)

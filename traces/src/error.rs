@@ -28,6 +28,64 @@ pub enum TraceError {
         /// Which file.
         file: String,
     },
+    /// Text in an encoding of two bytes a letter.
+    #[error("{file}: this is text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)")]
+    Utf16 {
+        /// Which file.
+        file: String,
+    },
+    /// A file longer than any of its kind.
+    #[error("{file}: the file is longer than {limit} bytes")]
+    FileTooLong {
+        /// Which file.
+        file: String,
+        /// The limit.
+        limit: u64,
+    },
+    /// A folder without files of clients.
+    #[error(
+        "{folder}: the folder holds no chunk-N-trace.csv; name a trace file, or a folder of ServeGen clients"
+    )]
+    NoClients {
+        /// Which folder.
+        folder: String,
+    },
+    /// More files than any published folder has.
+    #[error("{folder}: the folder holds more than {limit} clients")]
+    TooManyClients {
+        /// Which folder.
+        folder: String,
+        /// The limit.
+        limit: u64,
+    },
+    /// One client's file on its own.
+    #[error("{file}: this is the file of one ServeGen client; name the folder that holds it")]
+    OneClient {
+        /// Which file.
+        file: String,
+    },
+    /// A window of a client's lengths that cannot be read.
+    #[error("{file}: window {window}: field `{field}` is {found}, it should be {expected}")]
+    BadWindow {
+        /// Which file.
+        file: String,
+        /// Start of the window, as the file names it.
+        window: String,
+        /// The field.
+        field: String,
+        /// What was found.
+        found: String,
+        /// What belongs there.
+        expected: String,
+    },
+    /// A column that a format needs, twice in one header.
+    #[error("{file}:1: column `{column}` is there twice, and a row can mean either")]
+    DuplicateColumn {
+        /// Which file.
+        file: String,
+        /// The column.
+        column: &'static str,
+    },
     /// A web page, as a failed download leaves it.
     #[error("{file}: this is a web page, not a trace; download the raw file")]
     Html {

@@ -12,6 +12,7 @@ use infercluster_spec::{Request, RequestId, SimTime, Tokens, Trace};
 use crate::decimal::{DecimalError, scaled};
 use crate::error::TraceError;
 use crate::format::{Clock, TraceFormat};
+use crate::packed::{self, Unpacked};
 use crate::{TOKENS_LIMIT, csv_rows, json_rows};
 
 /// A trace with what is known about its file.
@@ -23,6 +24,19 @@ pub struct Loaded {
     pub format: TraceFormat,
     /// Rows left out because their prompt or their answer is empty.
     pub dropped_rows: u64,
+    /// Those rows, for statistics of the file as it is.
+    pub dropped: Vec<DroppedRow>,
+}
+
+/// A row that no request can be made of: its prompt or its answer is empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DroppedRow {
+    /// When it arrived.
+    pub arrival: Option<SimTime>,
+    /// Prompt tokens.
+    pub input: u64,
+    /// Generated tokens.
+    pub output: u64,
 }
 
 /// Longest line that is read: 200,000 block hashes of 20 digits.
@@ -30,7 +44,7 @@ pub(crate) const LINE_LIMIT: u64 = 4 << 20;
 /// Bytes that are looked at to tell text from what is no trace.
 const HEAD_BYTES: u64 = 512;
 
-/// Reads the trace at `path`.
+/// Reads the trace at `path`, compressed with gzip or not.
 pub fn load(path: &Path) -> Result<Loaded, TraceError> {
     let file = path.display().to_string();
     match std::fs::File::open(path) {
@@ -46,6 +60,17 @@ pub fn read(file: &str, source: impl Read) -> Result<Loaded, TraceError> {
         source,
     };
     let mut source = BufReader::new(source);
+    if source.fill_buf().map_err(io)?.starts_with(packed::MAGIC) {
+        return read_text(file, Unpacked::new(source));
+    }
+    read_text(file, source)
+}
+
+fn read_text(file: &str, mut source: impl Read) -> Result<Loaded, TraceError> {
+    let io = |source| TraceError::Io {
+        file: file.to_owned(),
+        source,
+    };
     let mut head = Vec::new();
     source
         .by_ref()
@@ -60,6 +85,9 @@ pub fn read(file: &str, source: impl Read) -> Result<Loaded, TraceError> {
     }
     if start.starts_with(b"version https://git-lfs") {
         return Err(TraceError::LfsPointer { file: file_name() });
+    }
+    if head.starts_with(b"\xff\xfe") || head.starts_with(b"\xfe\xff") {
+        return Err(TraceError::Utf16 { file: file_name() });
     }
     if start.starts_with(b"<") {
         return Err(TraceError::Html { file: file_name() });
@@ -98,7 +126,7 @@ pub(crate) struct Row {
 pub(crate) struct Builder {
     file: String,
     trace: Trace,
-    dropped_rows: u64,
+    dropped: Vec<DroppedRow>,
     previous: SimTime,
 }
 
@@ -112,7 +140,7 @@ impl Builder {
                 name,
                 ..Trace::default()
             },
-            dropped_rows: 0,
+            dropped: Vec::new(),
             previous: SimTime::ZERO,
         }
     }
@@ -138,7 +166,11 @@ impl Builder {
             self.previous = arrival;
         }
         if row.input == 0 || row.output == 0 {
-            self.dropped_rows += 1;
+            self.dropped.push(DroppedRow {
+                arrival: row.arrival,
+                input: row.input,
+                output: row.output,
+            });
             return Ok(());
         }
         self.check_hashes(&row, hash_block)?;
@@ -177,13 +209,14 @@ impl Builder {
     }
 
     pub(crate) fn finish(self, format: TraceFormat) -> Result<Loaded, TraceError> {
-        if self.trace.requests.is_empty() && self.dropped_rows == 0 {
+        if self.trace.requests.is_empty() && self.dropped.is_empty() {
             return Err(TraceError::Empty { file: self.file });
         }
         Ok(Loaded {
             trace: self.trace,
             format,
-            dropped_rows: self.dropped_rows,
+            dropped_rows: self.dropped.len() as u64,
+            dropped: self.dropped,
         })
     }
 
@@ -200,7 +233,9 @@ impl Builder {
 
     /// A count of tokens.
     pub(crate) fn tokens(&self, line: u64, field: &str, text: &str) -> Result<u64, TraceError> {
-        let count = text.parse::<u64>().ok().filter(|count| *count <= TOKENS_LIMIT);
+        // Tools that keep columns as floats write `374.0`.
+        let whole = text.strip_suffix(".0").unwrap_or(text);
+        let count = whole.parse::<u64>().ok().filter(|count| *count <= TOKENS_LIMIT);
         count.ok_or_else(|| {
             let expected = format!("a whole number of tokens up to {TOKENS_LIMIT}");
             self.bad(line, field, text, &expected)

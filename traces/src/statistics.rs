@@ -4,6 +4,8 @@ use infercluster_spec::stats::percentile;
 use infercluster_spec::{SimTime, Trace};
 use serde::Serialize;
 
+use crate::read::Loaded;
+
 /// Statistics of a trace. What needs two arrivals or more is absent without them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TraceStatistics {
@@ -40,27 +42,53 @@ pub struct LengthStatistics {
     pub max: u64,
 }
 
-/// Computes them.
+/// Statistics of the requests of a trace.
 pub fn statistics(trace: &Trace) -> TraceStatistics {
-    let requests = &trace.requests;
-    let arrivals: Option<Vec<SimTime>> = requests.iter().map(|request| request.arrival).collect();
+    let requests = trace.requests.iter();
+    let rows = requests.map(|request| (request.arrival, request.input.0, request.output.0));
+    summary(rows.collect(), has_hashes(trace))
+}
+
+/// Statistics of a file as it is: rows that no request can be made of count, too.
+pub fn statistics_of_file(loaded: &Loaded) -> TraceStatistics {
+    let requests = loaded.trace.requests.iter();
+    let requests = requests.map(|request| (request.arrival, request.input.0, request.output.0));
+    let dropped = loaded
+        .dropped
+        .iter()
+        .map(|row| (row.arrival, row.input, row.output));
+    let mut rows: Vec<_> = requests.chain(dropped).collect();
+    rows.sort_by_key(|(arrival, ..)| *arrival);
+    summary(rows, has_hashes(&loaded.trace))
+}
+
+fn has_hashes(trace: &Trace) -> bool {
+    trace
+        .requests
+        .iter()
+        .any(|request| !request.block_hashes.is_empty())
+}
+
+/// Rows in arrival order: arrival, prompt, answer.
+fn summary(rows: Vec<(Option<SimTime>, u64, u64)>, has_prefix_hashes: bool) -> TraceStatistics {
+    let arrivals: Option<Vec<SimTime>> = rows.iter().map(|(arrival, ..)| *arrival).collect();
     let arrivals = arrivals.filter(|arrivals| !arrivals.is_empty());
     let span_s = match arrivals.as_deref() {
         Some([first, .., last]) => Some(last.since(*first).as_seconds()),
         _ => None,
     };
     TraceStatistics {
-        rows: requests.len() as u64,
+        rows: rows.len() as u64,
         has_arrivals: arrivals.is_some(),
         span_s,
         rate_per_s: span_s
             .filter(|span| *span > 0.0)
-            .map(|span| requests.len() as f64 / span),
+            .map(|span| rows.len() as f64 / span),
         gap_cv: arrivals.as_deref().and_then(gap_cv),
         dispersion_1s: arrivals.as_deref().and_then(dispersion_1s),
-        input: lengths(requests.iter().map(|request| request.input.0).collect()),
-        output: lengths(requests.iter().map(|request| request.output.0).collect()),
-        has_prefix_hashes: requests.iter().any(|request| !request.block_hashes.is_empty()),
+        input: lengths(rows.iter().map(|(_, input, _)| *input).collect()),
+        output: lengths(rows.iter().map(|(.., output)| *output).collect()),
+        has_prefix_hashes,
     }
 }
 

@@ -184,7 +184,7 @@ pub fn attach_arrivals(trace: &mut Trace, process: ArrivalProcess, seed: u64) ->
 }
 
 /// The ChaCha12 stream of one named use.
-fn stream(seed: u64, name: &str) -> ChaCha12Rng {
+pub(crate) fn stream(seed: u64, name: &str) -> ChaCha12Rng {
     let mut key = [0_u8; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     for (byte, letter) in key[8..].iter_mut().zip(name.bytes()) {

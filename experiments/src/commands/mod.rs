@@ -12,6 +12,7 @@ pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod quickstart;
 pub(crate) mod replay;
+pub(crate) mod report;
 pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod trace;
@@ -32,6 +33,7 @@ pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> 
         Command::Calibrate(arguments) => calibrate::run(&arguments, screen),
         Command::Profile(arguments) => profile::run(&arguments, screen),
         Command::Serve(arguments) => serve::run(&arguments, screen),
+        Command::Report(arguments) => report::run(&arguments, screen),
         Command::Replay(arguments) => replay::run(&arguments, screen),
         Command::Quickstart(arguments) => quickstart::run(&arguments, screen),
         Command::Generate(arguments) => generate::run(&arguments, screen),

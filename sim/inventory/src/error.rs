@@ -160,6 +160,22 @@ pub enum InventoryError {
         /// The limit.
         limit: u64,
     },
+    /// A document of the product's own that cannot be read.
+    #[error(transparent)]
+    Document(#[from] infercluster_spec::json::DocumentError),
+    /// Nothing that a benchmark or an engine writes.
+    #[error(
+        "{file}: these are no results of a known kind; known are own reports, vLLM and SGLang benchmark \
+         results (JSON or the printed table), GuideLLM, GenAI-Perf, MLPerf summaries, and logs of vLLM and \
+         SGLang"
+    )]
+    UnknownResults {
+        /// Which file.
+        file: String,
+    },
+    /// A GGUF header that cannot be read.
+    #[error(transparent)]
+    Gguf(#[from] crate::gguf::GgufError),
     /// Figures or connections that the file leaves open, all of them.
     #[error("{file} leaves open:{}", open.iter().map(|item| format!("\n  {item}")).collect::<String>())]
     Open {

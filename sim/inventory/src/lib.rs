@@ -5,7 +5,9 @@ pub mod catalogue;
 pub mod cluster_file;
 pub mod config;
 pub mod error;
+pub mod gguf;
 pub mod import;
+pub mod results;
 mod toml_file;
 
 pub use catalogue::Catalogue;

@@ -264,6 +264,93 @@ fn seconds(span: SimDuration) -> f64 {
     span.as_nanoseconds() as f64 / 1e9
 }
 
+/// One latency metric as somebody else reported it, in seconds: what they left out is absent.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct PartialSummary {
+    /// Arithmetic mean.
+    pub mean: Option<f64>,
+    /// Median.
+    pub p50: Option<f64>,
+    /// 90th percentile.
+    pub p90: Option<f64>,
+    /// 95th percentile.
+    pub p95: Option<f64>,
+    /// 99th percentile.
+    pub p99: Option<f64>,
+    /// Largest sample.
+    pub max: Option<f64>,
+}
+
+/// A run as somebody else reported it, in the words and units of [`Report`]: what they left out is absent,
+/// never zero.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PartialReport {
+    /// Requests that got all their tokens.
+    pub completed: Option<u64>,
+    /// Requests that did not.
+    pub failed: Option<u64>,
+    /// Length of the run, seconds, as the tool measures it.
+    pub duration_s: Option<f64>,
+    /// Prompt tokens in all.
+    pub input_tokens: Option<u64>,
+    /// Generated tokens in all.
+    pub output_tokens: Option<u64>,
+    /// Completed requests a second.
+    pub requests_per_s: Option<f64>,
+    /// Prompt tokens a second.
+    pub input_tokens_per_s: Option<f64>,
+    /// Generated tokens a second.
+    pub output_tokens_per_s: Option<f64>,
+    /// Prompt and generated tokens a second.
+    pub total_tokens_per_s: Option<f64>,
+    /// Requests a second that met every limit.
+    pub goodput_per_s: Option<f64>,
+    /// Time to first token.
+    pub ttft_s: PartialSummary,
+    /// Gaps between tokens.
+    pub itl_s: PartialSummary,
+    /// Mean gap of a request.
+    pub tpot_s: PartialSummary,
+    /// Whole request.
+    pub e2e_s: PartialSummary,
+}
+
+impl From<Summary> for PartialSummary {
+    /// Without samples there is nothing to tell.
+    fn from(summary: Summary) -> Self {
+        if summary.samples == 0 {
+            return Self::default();
+        }
+        Self {
+            mean: Some(summary.mean),
+            p50: Some(summary.p50),
+            p90: Some(summary.p90),
+            p95: None,
+            p99: Some(summary.p99),
+            max: Some(summary.max),
+        }
+    }
+}
+
+impl From<&Report> for PartialReport {
+    fn from(report: &Report) -> Self {
+        Self {
+            completed: Some(report.completed),
+            failed: Some(report.failed),
+            duration_s: Some(report.duration_s),
+            requests_per_s: Some(report.requests_per_s),
+            output_tokens_per_s: Some(report.output_tokens_per_s),
+            total_tokens_per_s: Some(report.total_tokens_per_s),
+            goodput_per_s: report.goodput_per_s,
+            ttft_s: report.ttft_s.into(),
+            itl_s: report.itl_s.into(),
+            tpot_s: report.tpot_s.into(),
+            e2e_s: report.e2e_s.into(),
+            ..Self::default()
+        }
+    }
+}
+
 /// A prediction beside its measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PredictionError {

@@ -2,7 +2,9 @@
 
 use infercluster_spec::{SimTime, Tokens};
 use infercluster_traces::read::require_arrivals;
-use infercluster_traces::{Loaded, TraceError, TraceFormat, TraceStatistics, load, read, statistics};
+use infercluster_traces::{
+    Loaded, TraceError, TraceFormat, TraceStatistics, load, read, statistics, statistics_of_file,
+};
 
 use crate::reference;
 
@@ -99,6 +101,27 @@ fn rows_of_cells() {
         },
     );
     assert_eq!(loaded.dropped_rows, 1);
+    // Statistics of the file count its row all the same: gaps of 1 and 39.5 s.
+    let whole = statistics_of_file(&loaded);
+    assert_eq!(
+        (whole.rows, whole.span_s, whole.output.p50),
+        (3, Some(40.5), 18.0)
+    );
+    assert_eq!(statistics(&loaded.trace).rows, 2);
+    assert!((whole.gap_cv.unwrap() - 19.25 / 20.25).abs() < 1e-12);
+}
+
+#[test]
+fn compressed_files_and_floating_columns_are_read() {
+    let text = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374.0,44.0\n1.5,91.0,16.0\n";
+    let expected = Expected {
+        format: TraceFormat::Vidur,
+        arrivals_ps: &[0, 1_500_000_000_000],
+        lengths: &[(374, 44), (91, 16)],
+    };
+    check(text, &expected);
+    let loaded = read("trace.csv.gz", packed(text.as_bytes()).as_slice()).unwrap();
+    assert_eq!(loaded.trace.requests.len(), 2);
 }
 
 #[test]
@@ -173,6 +196,13 @@ fn statistics_by_hand() {
     // One request, or all at one instant: no span to divide by.
     let one = statistics(&read("t.csv", &text.as_bytes()[..55]).unwrap().trace);
     assert_eq!((one.rows, one.span_s, one.gap_cv), (1, None, None));
+}
+
+/// As gzip packs it.
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut encoder, bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 /// Six significant digits, or as many as the index prints.

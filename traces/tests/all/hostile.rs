@@ -40,9 +40,15 @@ fn what_is_no_trace_says_what_it_is() {
         );
     }
     assert!(matches!(message(b"a\xff,b\n").0, TraceError::NotText { .. }));
+    assert!(matches!(message(b"\xff\xfea\0,\0").0, TraceError::Utf16 { .. }));
     assert!(matches!(
-        message(b"\x1f\x8b\x08\x00").0,
-        TraceError::NotText { .. }
+        message(b"0,0.5,1.2,Gamma,1,2\n").0,
+        TraceError::OneClient { .. }
+    ));
+    let twice = format!("num_decode_tokens,{VIDUR}5,0,1,1\n");
+    assert!(matches!(
+        message(twice.as_bytes()).0,
+        TraceError::DuplicateColumn { .. }
     ));
 }
 
@@ -143,4 +149,27 @@ fn every_prefix_and_every_changed_byte_is_survived() {
             }
         }
     }
+}
+
+#[test]
+fn compressed_files_that_are_cut_or_bombs_end() {
+    let packed = |bytes: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        std::io::Write::write_all(&mut encoder, bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    let good = packed(format!("{VIDUR}0,1,1\n").as_bytes());
+    for end in 2..good.len() {
+        let (_, message) = message(&good[..end]);
+        assert!(message.contains("compressed"), "{message}");
+    }
+    // A bomb of empty lines, and one of rows that could be requests.
+    let (_, blank) = message(&packed(&vec![b'\n'; 64 << 20]));
+    assert!(
+        blank.contains("no request") || blank.contains("which no trace does"),
+        "{blank}"
+    );
+    let rows = [VIDUR.as_bytes(), &b"0,1,1\n".repeat(6 << 20)].concat();
+    let (_, rows) = message(&packed(&rows));
+    assert!(rows.contains("which no trace does"), "{rows}");
 }

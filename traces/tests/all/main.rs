@@ -1,5 +1,6 @@
 //! Everything that the crate promises about traces, in one binary.
 
+mod clients;
 mod formats;
 mod hostile;
 mod reference;

@@ -4,19 +4,22 @@
 //! that a file leaves out. What such a row filled in is listed in [`ModelConfig::assumed`]. A key that would
 //! change the computation in a way that [`Model`] cannot say is an error, never ignored.
 
+mod card;
 mod family;
 mod fields;
-mod relaxed;
+pub(crate) mod relaxed;
 
 use std::io::Read;
 use std::path::Path;
 
 use infercluster_spec::model::{Dtype, Llama3RopeScaling, Model, Rope};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::InventoryError;
 use family::FamilyRow;
 use fields::Fields;
+
+pub use card::{ModelCard, read_card};
 
 /// Longest config that is read; real ones stay below 100 kB.
 const FILE_LIMIT: u64 = 16 << 20;
@@ -87,26 +90,8 @@ fn model_name(file: &Path) -> String {
 /// # Ok::<(), infercluster_inventory::InventoryError>(())
 /// ```
 pub fn read(file: &str, name: &str, text: &str) -> Result<ModelConfig, InventoryError> {
-    let value: Value =
-        serde_json::from_str(&relaxed::quote_non_finite(text)).map_err(|error| InventoryError::Syntax {
-            file: file.to_owned(),
-            line: error.line(),
-            column: error.column(),
-            message: error
-                .to_string()
-                .split(" at line ")
-                .next()
-                .unwrap_or_default()
-                .to_owned(),
-        })?;
-    let Value::Object(object) = &value else {
-        return Err(InventoryError::BadField {
-            file: file.to_owned(),
-            field: "the whole file".to_owned(),
-            found: fields::brief(&value),
-            expected: "a JSON object".to_owned(),
-        });
-    };
+    let value = parse(file, text)?;
+    let object = whole_object(file, &value)?;
     let mut fields = Fields::new(file, object);
     let row = family::of(&fields)?;
     refuse_what_no_model_says(&fields, row)?;
@@ -118,6 +103,30 @@ pub fn read(file: &str, name: &str, text: &str) -> Result<ModelConfig, Inventory
         torch_dtype: fields.dtype()?,
         assumed: fields.into_assumed(),
         model,
+    })
+}
+
+/// The JSON value of a config, with bare `Infinity` and `NaN` as texts.
+fn parse(file: &str, text: &str) -> Result<Value, InventoryError> {
+    serde_json::from_str(&relaxed::quote_non_finite(text)).map_err(|error| InventoryError::Syntax {
+        file: file.to_owned(),
+        line: error.line(),
+        column: error.column(),
+        message: error
+            .to_string()
+            .split(" at line ")
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
+    })
+}
+
+fn whole_object<'a>(file: &str, value: &'a Value) -> Result<&'a Map<String, Value>, InventoryError> {
+    value.as_object().ok_or_else(|| InventoryError::BadField {
+        file: file.to_owned(),
+        field: "the whole file".to_owned(),
+        found: fields::brief(value),
+        expected: "a JSON object".to_owned(),
     })
 }
 

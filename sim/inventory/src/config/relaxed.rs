@@ -7,7 +7,7 @@ use std::borrow::Cow;
 const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
 /// The same text with bare non-finite words in quotes; line and column of everything before one stay.
-pub(super) fn quote_non_finite(text: &str) -> Cow<'_, str> {
+pub(crate) fn quote_non_finite(text: &str) -> Cow<'_, str> {
     if !WORDS.iter().any(|word| text.contains(word)) {
         return Cow::Borrowed(text);
     }

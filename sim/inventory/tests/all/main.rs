@@ -1,8 +1,11 @@
 //! Everything that the crate promises about files, in one binary.
 
+mod cards;
 mod catalogue;
 mod cluster_files;
 mod configs;
+mod gguf;
 mod import_index;
 mod reference;
+mod results;
 mod topo_matrix;
