@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, calibrate, cluster, doctor, generate, layout, migrate, model, plan, profile, quickstart, replay,
-    report, serve, simulate, trace, worker,
+    bench, calibrate, cluster, doctor, fuzz, generate, layout, migrate, model, plan, profile, quickstart,
+    replay, report, serve, simulate, trace, worker,
 };
 
 /// Plans, simulates and runs LLM inference on accelerators that are not alike.
@@ -48,4 +48,5 @@ pub(crate) enum Command {
     Bench(bench::BenchCommand),
     Worker(worker::Worker),
     Doctor(doctor::Doctor),
+    Fuzz(fuzz::Fuzz),
 }

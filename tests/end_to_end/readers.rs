@@ -125,3 +125,179 @@ fn files_that_are_something_else_are_named_with_what_to_do() {
         .refused(&["config.json"]);
     scratch.run(&["model", "show", "self"]).refused(&["self"]);
 }
+
+#[test]
+fn a_trace_has_the_keys_of_the_contract() {
+    let scratch = Scratch::new(program());
+    // Gaps 1 and 3 s; a failed request counts as a row and is no request.
+    let text = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,1\n1,20,0\n4,30,5\n";
+    scratch.write("trace.csv", text);
+    let shown = scratch
+        .run(&["trace", "show", "trace.csv", "--json"])
+        .done()
+        .json();
+    let expected = json!({"rows": 3, "dropped_rows": 1, "has_arrivals": true, "span_s": 4.0, "rate_per_s": 0.75,
+        "gap_cv": 0.5, "has_prefix_hashes": false});
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(&shown[key], value, "{key}");
+    }
+    let input = &shown["input"];
+    assert_eq!(
+        (&input["mean"], &input["p50"], &input["max"]),
+        (&json!(20.0), &json!(20.0), &json!(30))
+    );
+    assert!(
+        (input["p99"].as_f64().unwrap() - 29.8).abs() < 1e-9,
+        "position 1.98 of 10, 20 and 30"
+    );
+    assert!(shown.get("clients").is_none());
+    scratch.write("lengths.csv", "num_prefill_tokens,num_decode_tokens\n5,6\n");
+    let shown = scratch
+        .run(&["trace", "show", "lengths.csv", "--json"])
+        .done()
+        .json();
+    assert_eq!(
+        (&shown["has_arrivals"], &shown["span_s"], &shown["gap_cv"]),
+        (&json!(false), &Value::Null, &Value::Null)
+    );
+}
+
+#[test]
+fn a_folder_of_clients_is_shown_and_drawn_from() {
+    let scratch = Scratch::new(program());
+    std::fs::create_dir(scratch.path().join("pool")).unwrap();
+    scratch.write("pool/chunk-3-trace.csv", "0,2,1,Gamma,0.5,1\n600,0,0,,0,0\n");
+    scratch.write(
+        "pool/chunk-3-dataset.json",
+        r#"{"0": {"input_tokens": "{8: 1}", "output_tokens": "{4: 1}"}}"#,
+    );
+    let shown = scratch.run(&["trace", "show", "pool", "--json"]).done().json();
+    assert_eq!(
+        (&shown["clients"], &shown["rows"], &shown["input"]["max"]),
+        (&json!(1), &json!(2), &json!(8))
+    );
+    scratch.run(&["trace", "convert", "pool"]).refused(&["--until"]);
+    let draw = |seed: &str, to: &str| {
+        scratch
+            .run(&[
+                "trace", "convert", "pool", "--until", "600s", "--seed", seed, "-o", to,
+            ])
+            .done();
+        std::fs::read(scratch.path().join(to)).unwrap()
+    };
+    assert_eq!(draw("4", "a.jsonl"), draw("4", "b.jsonl"));
+    assert_ne!(draw("4", "a.jsonl"), draw("5", "c.jsonl"));
+    let drawn = scratch.run(&["trace", "show", "a.jsonl", "--json"]).done().json();
+    assert!((1000..1400).contains(&drawn["rows"].as_u64().unwrap()), "{drawn}");
+    // A folder that is none, one that leads to itself, one client on its own.
+    std::fs::create_dir(scratch.path().join("empty")).unwrap();
+    std::os::unix::fs::symlink(".", scratch.path().join("empty/chunk-1-trace.csv")).unwrap();
+    scratch.run(&["trace", "show", "empty"]).refused(&["empty"]);
+    scratch
+        .run(&["trace", "show", "pool/chunk-3-trace.csv"])
+        .refused(&["name the folder"]);
+}
+
+#[test]
+fn hostile_traces_are_named_with_what_to_do() {
+    let scratch = Scratch::new(program());
+    let header = "arrived_at,num_prefill_tokens,num_decode_tokens\n";
+    let cases: [(&str, Vec<u8>, &str); 8] = [
+        (
+            "pointer.csv",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 52428800\n".to_vec(),
+            "git lfs pull",
+        ),
+        ("page.csv", b"<!DOCTYPE html><html>".to_vec(), "raw file"),
+        ("wide.csv", b"\xff\xfea\0r\0".to_vec(), "UTF-8"),
+        (
+            "cut.csv.gz",
+            b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x01".to_vec(),
+            "cut off",
+        ),
+        ("nan.csv", format!("{header}NaN,1,1\n").into_bytes(), "finite"),
+        (
+            "negative.csv",
+            format!("{header}0,-5,1\n").into_bytes(),
+            "whole number",
+        ),
+        (
+            "twice.csv",
+            format!("arrived_at,{header}0,0,1,1\n").into_bytes(),
+            "twice",
+        ),
+        (
+            "huge.csv",
+            format!("{header}0,1152921504606846976,1\n").into_bytes(),
+            "up to",
+        ),
+    ];
+    for (name, content, needle) in cases {
+        scratch.write(name, content);
+        scratch.run(&["trace", "show", name]).refused(&[name, needle]);
+    }
+}
+
+#[test]
+fn results_of_others_are_shown_in_our_words() {
+    let scratch = Scratch::new(program());
+    scratch.write(
+        "bench.json",
+        r#"{"backend": "vllm", "completed": 40, "duration": 20.0, "mean_ttft_ms": 250.0, "p99_e2el_ms": 4000}"#,
+    );
+    let shown = scratch
+        .run(&["report", "show", "bench.json", "--json"])
+        .done()
+        .json();
+    let report = &shown["runs"][0]["report"];
+    assert_eq!(
+        (&shown["kind"], &report["completed"]),
+        (&json!("serving-json"), &json!(40))
+    );
+    assert_eq!(
+        (&report["ttft_s"]["mean"], &report["ttft_s"]["p50"]),
+        (&json!(0.25), &Value::Null)
+    );
+    let cut = "============ Serving Benchmark Result ============\nSuccessful requests:  16\nP95 ITL (ms):";
+    scratch.write("cut.txt", cut);
+    let answer = scratch.run(&["report", "show", "cut.txt", "--json"]);
+    assert_eq!(
+        answer.code,
+        Some(1),
+        "a cut table is shown as far as it goes: {answer}"
+    );
+    assert_eq!(answer.json()["problems"][0]["line"], 2);
+    scratch.write("strange.json", "{\"a\": 1}");
+    scratch
+        .run(&["report", "show", "strange.json"])
+        .refused(&["strange.json", "GuideLLM"]);
+}
+
+#[test]
+fn readers_stand_some_thousand_changed_inputs_each() {
+    let scratch = Scratch::new(program());
+    let answers = scratch
+        .run(&["fuzz", "all", "--runs", "3000", "--json"])
+        .done()
+        .json();
+    let answers = answers.as_array().unwrap();
+    assert_eq!(answers.len(), 10);
+    for answer in answers {
+        assert_eq!(
+            (&answer["failed_runs"], &answer["runs"]),
+            (&json!(0), &json!(3000)),
+            "{answer}"
+        );
+        assert!(answer["accepted"].as_u64().unwrap() > 0, "{answer}");
+        assert!(
+            answer["most_held_bytes"].as_u64().unwrap() > 0,
+            "the allocator counts: {answer}"
+        );
+    }
+    scratch.write("one.gguf", b"GGUF");
+    let read = scratch.run(&["fuzz", "gguf", "--input", "one.gguf"]).done();
+    assert!(read.stdout.contains("gguf: refused"), "{read}");
+    scratch
+        .run(&["fuzz", "nothing"])
+        .refused(&["no reader", "topology"]);
+}

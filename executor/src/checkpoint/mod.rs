@@ -42,6 +42,18 @@ struct MappedFile {
     header: Header,
 }
 
+/// Checks the header of a safetensors file that is at hand in full; gives the number of its tensors.
+pub fn check_bytes(file: &Path, bytes: &[u8]) -> Result<usize, CheckpointError> {
+    if (bytes.len() as u64) < header::LENGTH_BYTES {
+        return Err(CheckpointError::Truncated {
+            file: file.to_owned(),
+            header: header::LENGTH_BYTES,
+            found: bytes.len() as u64,
+        });
+    }
+    header::read(file, bytes).map(|header| header.tensors.len())
+}
+
 /// Part of a tensor: row-major little-endian bytes in the stored dtype.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightSlice<'a> {

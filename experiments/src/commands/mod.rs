@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod cluster;
 pub(crate) mod doctor;
+pub(crate) mod fuzz;
 pub(crate) mod generate;
 pub(crate) mod layout;
 pub(crate) mod migrate;
@@ -39,6 +40,7 @@ pub(crate) fn run(command: Command, screen: &Screen) -> anyhow::Result<Outcome> 
         Command::Generate(arguments) => generate::run(&arguments, screen),
         Command::Bench(arguments) => bench::run(&arguments, screen),
         Command::Worker(arguments) => worker::run(&arguments),
+        Command::Fuzz(arguments) => fuzz::run(&arguments, screen),
         Command::Doctor(arguments) => doctor::run(&arguments, screen),
         Command::Cluster(arguments) => cluster::run(arguments, screen),
         Command::Model(arguments) => model::run(arguments, screen),

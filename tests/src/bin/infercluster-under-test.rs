@@ -2,6 +2,12 @@
 
 use std::process::ExitCode;
 
+use infercluster_experiments::memory::CountingAllocator;
+
+/// As in the program itself.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
 fn main() -> ExitCode {
     infercluster_experiments::run(std::env::args_os())
 }

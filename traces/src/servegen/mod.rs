@@ -10,7 +10,7 @@ mod read;
 
 use crate::statistics::LengthStatistics;
 pub use distribution::Distribution;
-pub use read::load;
+pub use read::{lengths, load, rates};
 
 /// The clients of a folder, in order of their numbers.
 #[derive(Debug, Clone, PartialEq, Default)]

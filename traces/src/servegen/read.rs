@@ -110,8 +110,8 @@ fn text(path: &Path, label: &str) -> Result<String, TraceError> {
     })
 }
 
-/// `start_s, rate, cv, form of the gaps, two parameters of it`, without a header.
-pub(super) fn rates(file: &str, text: &str) -> Result<Vec<RateWindow>, TraceError> {
+/// Reads a client's windows of rates: `start_s, rate, cv, form of the gaps, two parameters of it`, without a header.
+pub fn rates(file: &str, text: &str) -> Result<Vec<RateWindow>, TraceError> {
     let mut windows: Vec<RateWindow> = Vec::new();
     for (line, row) in (1..).zip(text.lines()).filter(|(_, row)| !row.trim().is_empty()) {
         let cells: Vec<&str> = row.split(',').map(str::trim).collect();
@@ -168,8 +168,8 @@ pub(super) fn rates(file: &str, text: &str) -> Result<Vec<RateWindow>, TraceErro
     Ok(windows)
 }
 
-/// An object a window, named by its start; lengths in texts that hold a Python dict.
-pub(super) fn lengths(file: &str, text: &str) -> Result<Vec<LengthWindow>, TraceError> {
+/// Reads a client's windows of lengths: an object a window, named by its start; lengths in texts that hold a Python dict.
+pub fn lengths(file: &str, text: &str) -> Result<Vec<LengthWindow>, TraceError> {
     let windows: Map<String, Value> = serde_json::from_str(text).map_err(|error| TraceError::Json {
         file: file.to_owned(),
         line: error.line() as u64,

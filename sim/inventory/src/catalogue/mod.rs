@@ -193,36 +193,12 @@ impl Catalogue {
 
     /// The device with that name or alias; the error lists names like it.
     pub fn device(&self, name: &str) -> Result<&DeviceEntry, InventoryError> {
-        let found = self.devices.iter().find(|entry| entry.answers_to(name));
-        found.ok_or_else(|| InventoryError::UnknownType {
-            file: "catalogue".to_owned(),
-            field: "name".to_owned(),
-            kind: "device",
-            found: name.to_owned(),
-            near: names::near(
-                name,
-                self.devices
-                    .iter()
-                    .flat_map(|entry| names::all(&entry.name, &entry.aliases)),
-            ),
-        })
+        lookup(&self.devices, name)
     }
 
     /// The link with that name or alias; the error lists names like it.
     pub fn link(&self, name: &str) -> Result<&LinkEntry, InventoryError> {
-        let found = self.links.iter().find(|entry| entry.answers_to(name));
-        found.ok_or_else(|| InventoryError::UnknownType {
-            file: "catalogue".to_owned(),
-            field: "name".to_owned(),
-            kind: "link",
-            found: name.to_owned(),
-            near: names::near(
-                name,
-                self.links
-                    .iter()
-                    .flat_map(|entry| names::all(&entry.name, &entry.aliases)),
-            ),
-        })
+        lookup(&self.links, name)
     }
 
     /// The citations of an entry in one line.
@@ -255,16 +231,7 @@ impl Catalogue {
         field: &str,
         mut entry: DeviceEntry,
     ) -> Result<(), InventoryError> {
-        let position = self
-            .devices
-            .iter()
-            .position(|known| known.answers_to(&entry.name));
-        for name in names::all(&entry.name, &entry.aliases) {
-            let owner = self.devices.iter().position(|known| known.answers_to(name));
-            if let Some(owner) = owner.filter(|owner| Some(*owner) != position) {
-                return Err(taken(file, field, name, "device", &self.devices[owner].name));
-            }
-        }
+        let position = place(&self.devices, file, field, (&entry.name, &entry.aliases))?;
         if entry.sources.is_empty() {
             entry.sources.push(file.to_owned());
         }
@@ -282,13 +249,7 @@ impl Catalogue {
         field: &str,
         form: LinkForm,
     ) -> Result<(), InventoryError> {
-        let position = self.links.iter().position(|known| known.answers_to(&form.name));
-        for name in names::all(&form.name, &form.aliases) {
-            let owner = self.links.iter().position(|known| known.answers_to(name));
-            if let Some(owner) = owner.filter(|owner| Some(*owner) != position) {
-                return Err(taken(file, field, name, "link", &self.links[owner].name));
-            }
-        }
+        let position = place(&self.links, file, field, (&form.name, &form.aliases))?;
         let known = position.map(|position| self.links[position].clone());
         let missing = |key: &str, expected: &str| InventoryError::Missing {
             file: file.to_owned(),
@@ -335,14 +296,69 @@ impl Catalogue {
     }
 }
 
-fn taken(file: &str, field: &str, name: &str, kind: &'static str, owner: &str) -> InventoryError {
-    InventoryError::NameTaken {
-        file: file.to_owned(),
-        field: field.to_owned(),
-        name: name.to_owned(),
-        kind,
-        owner: owner.to_owned(),
+/// What both kinds of entries have: a name, and other names for it.
+trait Named {
+    const KIND: &'static str;
+    fn names(&self) -> (&str, &[String]);
+}
+
+impl Named for DeviceEntry {
+    const KIND: &'static str = "device";
+    fn names(&self) -> (&str, &[String]) {
+        (&self.name, &self.aliases)
     }
+}
+
+impl Named for LinkEntry {
+    const KIND: &'static str = "link";
+    fn names(&self) -> (&str, &[String]) {
+        (&self.name, &self.aliases)
+    }
+}
+
+fn answers_to(entry: &impl Named, asked: &str) -> bool {
+    let (name, aliases) = entry.names();
+    names::all(name, aliases).any(|own| names::same(own, asked))
+}
+
+fn lookup<'a, T: Named>(entries: &'a [T], name: &str) -> Result<&'a T, InventoryError> {
+    let found = entries.iter().find(|entry| answers_to(*entry, name));
+    found.ok_or_else(|| InventoryError::UnknownType {
+        file: "catalogue".to_owned(),
+        field: "name".to_owned(),
+        kind: T::KIND,
+        found: name.to_owned(),
+        near: names::near(
+            name,
+            entries.iter().flat_map(|entry| {
+                let (name, aliases) = entry.names();
+                names::all(name, aliases)
+            }),
+        ),
+    })
+}
+
+/// Where the entry of that name stands, if there is one; fails where another entry has one of the names.
+fn place<T: Named>(
+    entries: &[T],
+    file: &str,
+    field: &str,
+    (name, aliases): (&str, &[String]),
+) -> Result<Option<usize>, InventoryError> {
+    let owner = |name: &str| entries.iter().position(|known| answers_to(known, name));
+    let position = owner(name);
+    for name in names::all(name, aliases) {
+        if let Some(other) = owner(name).filter(|other| Some(*other) != position) {
+            return Err(InventoryError::NameTaken {
+                file: file.to_owned(),
+                field: field.to_owned(),
+                name: name.to_owned(),
+                kind: T::KIND,
+                owner: entries[other].names().0.to_owned(),
+            });
+        }
+    }
+    Ok(position)
 }
 
 fn joined(known: Option<&Vec<String>>, more: Vec<String>) -> Vec<String> {
@@ -354,7 +370,7 @@ fn joined(known: Option<&Vec<String>>, more: Vec<String>) -> Vec<String> {
 impl DeviceEntry {
     /// Whether `name` is its name or an alias, whatever the case, spaces and maker's prefix.
     pub fn answers_to(&self, name: &str) -> bool {
-        names::all(&self.name, &self.aliases).any(|own| names::same(own, name))
+        answers_to(self, name)
     }
 
     fn override_with(&mut self, other: Self) {
@@ -387,6 +403,6 @@ impl DeviceEntry {
 impl LinkEntry {
     /// Whether `name` is its name or an alias, whatever the case and spaces.
     pub fn answers_to(&self, name: &str) -> bool {
-        names::all(&self.name, &self.aliases).any(|own| names::same(own, name))
+        answers_to(self, name)
     }
 }

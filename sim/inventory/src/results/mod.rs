@@ -114,7 +114,11 @@ pub fn read(file: &str, text: &str) -> Result<ServingResults, InventoryError> {
     }
     let start = text.trim_start();
     let results = if start.starts_with(['{', '[']) {
-        json::read(file, text)?
+        // Lines of a log start with a bracket, too.
+        match json::read(file, text) {
+            Err(error) => Some(logs::read(text).ok_or(error)?),
+            Ok(found) => found,
+        }
     } else if let Some(results) = measured::time_series(text) {
         Some(results)
     } else {

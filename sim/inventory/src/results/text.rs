@@ -10,12 +10,29 @@ const LINE_LIMIT: usize = 4096;
 
 /// `None` where the text holds no such table.
 pub(super) fn read(text: &str) -> Option<ServingResults> {
-    let lines: Vec<(usize, String)> = (1..).zip(text.lines().map(plain)).collect();
+    let mut lines: Vec<(usize, String)> = (1..).zip(text.lines().map(plain)).collect();
+    // A last line without its end may hold half a number.
+    let torn = match lines.last() {
+        Some((_, last)) if !text.ends_with('\n') && parts(last).is_some() => lines.pop(),
+        _ => None,
+    };
+    let mut results = whole_lines(&lines)?;
+    if let Some((line, _)) = torn {
+        results.complete = false;
+        results.problems.push(Loss {
+            line,
+            what: "the line does not end: its figure may be cut off and is left out".to_owned(),
+        });
+    }
+    Some(results)
+}
+
+fn whole_lines(lines: &[(usize, String)]) -> Option<ServingResults> {
     if lines
         .iter()
         .any(|(_, line)| line.contains("MLPerf Results Summary"))
     {
-        return mlperf(&lines);
+        return mlperf(lines);
     }
     let start = lines.iter().position(|(_, line)| is_heading(line))?;
     Some(serving(&lines[start..]))
