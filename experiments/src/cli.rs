@@ -24,6 +24,9 @@ pub struct Cli {
     /// Print results as JSON with sorted keys.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// A catalogue file (TOML) with types of hardware that are added to the built-in ones, or override figures.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) hardware: Option<std::path::PathBuf>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }

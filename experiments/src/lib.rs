@@ -53,7 +53,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     talk_to_stderr();
     let screen = Screen::new(cli.json);
-    match commands::run(cli.command, &screen) {
+    let prepared = cli.hardware.as_deref().map_or(Ok(()), clusters::extend_catalogue);
+    match prepared.and_then(|()| commands::run(cli.command, &screen)) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::GoalNotMet) => ExitCode::from(1),
         // The reader of a pipe went away: it has what it wanted.

@@ -301,3 +301,22 @@ fn readers_stand_some_thousand_changed_inputs_each() {
         .run(&["fuzz", "nothing"])
         .refused(&["no reader", "topology"]);
 }
+
+#[test]
+fn a_catalogue_file_adds_and_overrides_hardware() {
+    let scratch = Scratch::new(program());
+    let text = "[[device]]\nname = \"own-chip\"\nmemory = \"64 GiB\"\nmemory_bandwidth = \"1 TB/s\"\n\
+                scale_up = \"0 B/s\"\npcie = \"pcie5x16\"\npeak = { bf16 = \"100 TFLOP/s\" }\n";
+    scratch.write("mine.toml", text);
+    let show = ["cluster", "show", "1 x own-chip", "--json"];
+    scratch.run(&show).refused(&["own-chip"]);
+    let shown = scratch
+        .run(&[&show[..], &["--hardware", "mine.toml"]].concat())
+        .done()
+        .json();
+    assert_eq!(shown["device_types"]["own-chip"]["memory"], "64 GiB");
+    scratch.write("bad.toml", "[[device]]\nname = \"x\"\nmemory = 80\n");
+    scratch
+        .run(&[&show[..], &["--hardware", "bad.toml"]].concat())
+        .refused(&["bad.toml:3", "device[0].memory", "GiB"]);
+}

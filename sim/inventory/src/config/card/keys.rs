@@ -13,7 +13,7 @@ pub(super) type Names = &'static [&'static str];
 
 pub(super) const LAYERS: Names = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 pub(super) const HIDDEN: Names = &["hidden_size", "n_embd", "n_embed", "d_model", "model_dim", "dim"];
-pub(super) const HEADS: Names = &["num_attention_heads", "n_head", "n_heads", "num_query_heads"];
+pub(super) const HEADS: Names = &["num_attention_heads", "n_head", "n_heads", "num_heads"];
 pub(super) const KV_HEADS: Names = &[
     "num_key_value_heads",
     "num_kv_heads",
@@ -21,13 +21,14 @@ pub(super) const KV_HEADS: Names = &[
     "n_kv_heads",
     "kv_n_heads",
 ];
-pub(super) const HEAD_DIM: Names = &["head_dim", "attention_head_dim", "kv_channels"];
+pub(super) const HEAD_DIM: Names = &["head_dim", "attention_head_dim", "kv_channels", "d_kv"];
 pub(super) const FFN: Names = &[
     "intermediate_size",
     "ffn_dim",
     "n_inner",
     "ffn_hidden_size",
     "block_ff_dim",
+    "d_ff",
     "intermediate_dim",
 ];
 pub(super) const VOCAB: Names = &["vocab_size", "padded_vocab_size", "n_vocab"];
