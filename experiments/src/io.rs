@@ -28,11 +28,17 @@ fn is_standard(path: &Path) -> bool {
 
 /// Reads a text of at most `limit` bytes from a file or, for `-`, from standard input.
 pub(crate) fn read_text(path: &Path, limit: Bytes) -> anyhow::Result<String> {
+    let bytes = read_bytes(path, limit)?;
+    text_of(bytes).with_context(|| name_of(path))
+}
+
+/// Reads at most `limit` bytes, whatever they are.
+pub(crate) fn read_bytes(path: &Path, limit: Bytes) -> anyhow::Result<Vec<u8>> {
     let name = name_of(path);
     if path.is_dir() {
         bail!("{name} is a directory, a file is needed");
     }
-    let text = if is_standard(path) {
+    let bytes = if is_standard(path) {
         read_limited(std::io::stdin().lock(), limit)
     } else {
         let file = File::open(path)
@@ -40,15 +46,19 @@ pub(crate) fn read_text(path: &Path, limit: Bytes) -> anyhow::Result<String> {
             .fix("name a file that exists and can be read, or - for standard input")?;
         read_limited(file, limit)
     };
-    text.with_context(|| name)
+    bytes.with_context(|| name)
 }
 
-fn read_limited(source: impl Read, limit: Bytes) -> anyhow::Result<String> {
+fn read_limited(source: impl Read, limit: Bytes) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source.take(limit.0.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit.0 {
         bail!("has more than {limit}, which is the limit for this kind of file");
     }
+    Ok(bytes)
+}
+
+fn text_of(bytes: Vec<u8>) -> anyhow::Result<String> {
     if let Some(foreign) = foreign::recognise(&bytes) {
         return Err(anyhow!(foreign.what)).fix(foreign.fix);
     }
@@ -104,7 +114,7 @@ mod tests {
     #[test]
     fn an_input_past_its_limit_is_refused() {
         let at_limit = read_limited(&b"12345678"[..], Bytes(8)).unwrap();
-        assert_eq!(at_limit, "12345678");
+        assert_eq!(at_limit, b"12345678");
         let error = read_limited(&b"123456789"[..], Bytes(8)).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -5,6 +5,7 @@ mod checkpoints;
 mod clusters;
 mod distributed;
 mod generation;
+mod imports;
 mod layouts;
 mod models;
 mod plans;

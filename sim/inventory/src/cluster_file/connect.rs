@@ -1,22 +1,22 @@
 //! The links of a node, in this order, since routes of equal latency take the lowest ids: scale-up links,
-//! then the PCI Express tree (every device and NIC on the host bridge), then NICs into one switch a kind of
-//! network.
+//! then the PCI Express tree (`pcie`), then NICs into one switch a kind of network.
 //!
 //! The point-to-point latency of the catalogue, software included, is charged half at each device's end;
-//! what a network adds is charged half at each NIC's. Left out: several bridges of one host, which matters
-//! where their devices talk across sockets.
+//! what a network adds is charged half at each NIC's.
 
 use infercluster_spec::cluster::{Endpoint, Link, LinkKind, Switch};
 use infercluster_spec::{BytesPerSec, GpuId, NodeId, SimDuration, SwitchId};
 
 use super::expand::{Expansion, Parts};
 use super::form::{FabricForm, FabricKind, NodeForm};
-use crate::catalogue::{DeviceEntry, LinkEntry};
+use crate::catalogue::DeviceEntry;
 
 impl Expansion<'_> {
-    pub(super) fn fabric(&mut self, node: &str, parts: &Parts, form: Option<&FabricForm>, ids: &[GpuId]) {
+    pub(super) fn fabric(&mut self, node: &str, parts: &Parts, form: &NodeForm, ids: &[GpuId]) {
         let half = |latency: SimDuration| SimDuration(latency.0.div_ceil(2));
-        match form.map(|form| (form, form.kind)) {
+        self.pairs(parts, form, ids);
+        match form.fabric.as_ref().map(|form| (form, form.kind)) {
+            None if !form.links.is_empty() => {}
             None => {
                 let linked = parts
                     .gpus
@@ -56,6 +56,30 @@ impl Expansion<'_> {
         }
     }
 
+    /// Scale-up links that the file lists one by one; their positions were checked.
+    fn pairs(&mut self, parts: &Parts, form: &NodeForm, ids: &[GpuId]) {
+        for (position, pairs) in form.links.iter().enumerate() {
+            let latency = self.latency(
+                pairs.latency,
+                &format!("{}.links[{position}].latency", parts.path),
+            );
+            let members: Vec<GpuId> = pairs.between.iter().map(|gpu| ids[*gpu as usize]).collect();
+            for (first, from) in members.iter().enumerate() {
+                for to in &members[first + 1..] {
+                    let (from, to) = (Endpoint::Gpu(*from), Endpoint::Gpu(*to));
+                    connect(
+                        &mut self.cluster.links,
+                        from,
+                        to,
+                        pairs.kind,
+                        pairs.bandwidth,
+                        latency,
+                    );
+                }
+            }
+        }
+    }
+
     /// What one device can send into the switch of its node.
     fn scale_up(&mut self, parts: &Parts, form: &FabricForm, entry: &DeviceEntry) -> Option<BytesPerSec> {
         let rate = form
@@ -88,73 +112,6 @@ impl Expansion<'_> {
                 let (from, to) = (Endpoint::Gpu(*from), Endpoint::Gpu(*to));
                 connect(&mut self.cluster.links, from, to, kind, bandwidth, latency);
             }
-        }
-    }
-
-    /// The tree under the host bridge, where anything needs it: several devices, or a NIC.
-    pub(super) fn pcie(&mut self, node: NodeId, parts: &Parts, form: &NodeForm, ids: &[GpuId]) {
-        let in_host_memory = parts.gpus.iter().all(|entry| entry.in_host_memory);
-        if parts.nics.is_empty() && (ids.len() < 2 || (in_host_memory && form.pcie.is_none())) {
-            return;
-        }
-        let slots: Vec<Option<&LinkEntry>> = parts
-            .gpus
-            .iter()
-            .map(|entry| {
-                let own = || self.catalogue.link(entry.pcie.as_ref()?).ok();
-                parts.pcie.or_else(own)
-            })
-            .collect();
-        let has_fabric = form
-            .fabric
-            .as_ref()
-            .is_some_and(|fabric| fabric.kind != FabricKind::None);
-        let missing = parts.gpus.iter().zip(&slots).find(|(_, slot)| slot.is_none());
-        if let Some((entry, _)) = missing {
-            if !parts.nics.is_empty() || !has_fabric {
-                self.ask(format!(
-                    "{}.pcie: how a {} reaches its host, such as pcie = \"pcie5x16\"",
-                    parts.path, entry.name
-                ));
-            }
-            return;
-        }
-        let latency = self.latency(None, "[[link]] latency of the pcie link");
-        let bridge = Endpoint::Bridge(node, 0);
-        for (slot, id) in slots.iter().flatten().zip(ids) {
-            let latency = SimDuration(slot.latency.unwrap_or(latency).0.div_ceil(2));
-            let gpu = Endpoint::Gpu(*id);
-            connect(
-                &mut self.cluster.links,
-                gpu,
-                bridge,
-                LinkKind::Pcie,
-                slot.bandwidth,
-                latency,
-            );
-        }
-        let fastest = slots
-            .iter()
-            .flatten()
-            .map(|slot| slot.bandwidth)
-            .max_by(|a, b| a.per_second().total_cmp(&b.per_second()));
-        let Some(fastest) = fastest.filter(|_| !parts.nics.is_empty()) else {
-            return;
-        };
-        self.assume(format!(
-            "{}.nics: each on a PCI Express slot of {fastest}",
-            parts.path
-        ));
-        for position in 0..parts.nics.len() {
-            let nic = Endpoint::Nic(node, position as u32);
-            connect(
-                &mut self.cluster.links,
-                bridge,
-                nic,
-                LinkKind::Pcie,
-                fastest,
-                SimDuration::ZERO,
-            );
         }
     }
 
@@ -202,7 +159,7 @@ impl Expansion<'_> {
         switch
     }
 
-    fn latency(&mut self, stated: Option<SimDuration>, field: &str) -> SimDuration {
+    pub(super) fn latency(&mut self, stated: Option<SimDuration>, field: &str) -> SimDuration {
         stated.unwrap_or_else(|| {
             let point_to_point = self.catalogue.point_to_point();
             self.assume(format!(
@@ -215,7 +172,7 @@ impl Expansion<'_> {
 }
 
 /// Both directions of a connection.
-fn connect(
+pub(super) fn connect(
     links: &mut Vec<Link>,
     a: Endpoint,
     b: Endpoint,

@@ -9,6 +9,7 @@ use infercluster_spec::cluster::{DeviceType, Gpu, Link, LinkKind, Nic, Node};
 use infercluster_spec::{Bytes, Cluster, Fraction, GpuId, NodeId, SwitchId};
 
 use super::form::{ClusterForm, Counted, NetworkForm, NodeForm};
+use super::pcie::Tree;
 use super::{ClusterFile, GPUS_LIMIT, GPUS_PER_NODE_LIMIT, NICS_PER_NODE_LIMIT};
 use crate::catalogue::{Catalogue, DeviceEntry, LinkEntry};
 use crate::error::InventoryError;
@@ -84,6 +85,7 @@ pub(super) struct Parts<'a> {
     pub(super) pcie: Option<&'a LinkEntry>,
     /// Between every two devices.
     pub(super) mesh: Option<&'a LinkEntry>,
+    pub(super) tree: Tree,
     memory: Vec<Option<Bytes>>,
     speed: Vec<Fraction>,
 }
@@ -96,23 +98,15 @@ impl<'a> Expansion<'a> {
         network_links: &mut Vec<Link>,
     ) -> Result<(), InventoryError> {
         let parts = self.parts(index, form)?;
-        let total = u64::from(form.count) * parts.gpus.len() as u64 + u64::from(self.next_gpu);
+        let names = self.names(index, form)?;
+        let total = names.len() as u64 * parts.gpus.len() as u64 + u64::from(self.next_gpu);
         self.limit(
             &format!("{}.count", parts.path),
             "devices in the cluster",
             total,
             GPUS_LIMIT,
         )?;
-        if form.count == 0 {
-            return Err(self.bad(&format!("{}.count", parts.path), "0", "at least 1"));
-        }
-        for copy in 0..form.count {
-            let base = form.name.clone().unwrap_or_else(|| format!("node{index}"));
-            let name = if form.count == 1 {
-                base
-            } else {
-                format!("{base}-{copy}")
-            };
+        for name in names {
             if !self.names.insert(name.clone()) {
                 let field = format!("{}.name", parts.path);
                 return Err(self.bad(&field, &name, "a name that no other node has"));
@@ -124,6 +118,36 @@ impl<'a> Expansion<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The names of the nodes that a form stands for.
+    fn names(&self, index: usize, form: &NodeForm) -> Result<Vec<String>, InventoryError> {
+        let path = format!("node[{index}]");
+        if form.count == 0 {
+            return Err(self.bad(&format!("{path}.count"), "0", "at least 1"));
+        }
+        if !form.names.is_empty() {
+            if form.count != 1 || form.name.is_some() {
+                let expected = "either `names`, or `name` and `count`";
+                return Err(self.bad(
+                    &format!("{path}.names"),
+                    "a list beside `name` or `count`",
+                    expected,
+                ));
+            }
+            return Ok(form.names.clone());
+        }
+        self.limit(
+            &format!("{path}.count"),
+            "nodes",
+            u64::from(form.count),
+            GPUS_LIMIT,
+        )?;
+        let base = form.name.clone().unwrap_or_else(|| format!("node{index}"));
+        if form.count == 1 {
+            return Ok(vec![base]);
+        }
+        Ok((0..form.count).map(|copy| format!("{base}-{copy}")).collect())
     }
 
     fn parts(&self, index: usize, form: &NodeForm) -> Result<Parts<'a>, InventoryError> {
@@ -180,6 +204,12 @@ impl<'a> Expansion<'a> {
                 "a PCI Express link of the catalogue",
             ));
         }
+        let tree = self.tree(&path, form, gpus.len(), nics.len())?;
+        if !form.nic_names.is_empty() && form.nic_names.len() != nics.len() {
+            let found = format!("a list of {}", form.nic_names.len());
+            let expected = format!("a name for each of the {} NICs", nics.len());
+            return Err(self.bad(&format!("{path}.nic_names"), &found, &expected));
+        }
         let memory = self.spread(&format!("{path}.memory"), form.memory.as_ref(), gpus.len())?;
         let speed = self.spread(&format!("{path}.speed"), form.speed.as_ref(), gpus.len())?;
         for (entry, memory) in gpus.iter().zip(&memory) {
@@ -194,6 +224,7 @@ impl<'a> Expansion<'a> {
             nics,
             pcie,
             mesh,
+            tree,
             memory,
             speed: speed
                 .into_iter()
@@ -245,11 +276,15 @@ impl<'a> Expansion<'a> {
             self.next_gpu += 1;
         }
         let ids: Vec<GpuId> = gpus.iter().map(|gpu| gpu.id).collect();
-        self.fabric(&name, parts, form.fabric.as_ref(), &ids);
+        self.fabric(&name, parts, form, &ids);
         self.pcie(id, parts, form, &ids);
         self.nics(id, parts, network_links);
         let nics = parts.nics.iter().enumerate().map(|(position, entry)| Nic {
-            name: format!("{}-{position}", entry.name),
+            name: form
+                .nic_names
+                .get(position)
+                .cloned()
+                .unwrap_or_else(|| format!("{}-{position}", entry.name)),
             bandwidth: entry.bandwidth,
         });
         self.networks
@@ -360,7 +395,13 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    fn limit(&self, field: &str, what: &'static str, found: u64, limit: u64) -> Result<(), InventoryError> {
+    pub(super) fn limit(
+        &self,
+        field: &str,
+        what: &'static str,
+        found: u64,
+        limit: u64,
+    ) -> Result<(), InventoryError> {
         if found <= limit {
             return Ok(());
         }
@@ -389,7 +430,7 @@ impl<'a> Expansion<'a> {
         })
     }
 
-    fn bad(&self, field: &str, found: &str, expected: &str) -> InventoryError {
+    pub(super) fn bad(&self, field: &str, found: &str, expected: &str) -> InventoryError {
         InventoryError::BadField {
             file: self.file.to_owned(),
             field: field.to_owned(),

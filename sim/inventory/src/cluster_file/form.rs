@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use infercluster_spec::cluster::LinkKind;
 use infercluster_spec::{Bytes, BytesPerSec, Fraction, SimDuration};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
@@ -31,13 +32,50 @@ pub(super) struct NodeForm {
     pub(super) name: Option<String>,
     #[serde(default = "one")]
     pub(super) count: u32,
+    /// In place of `name` and `count`.
+    #[serde(default)]
+    pub(super) names: Vec<String>,
     pub(super) gpus: OneOrMany<Counted>,
     pub(super) fabric: Option<FabricForm>,
     #[serde(default)]
     pub(super) nics: OneOrMany<Counted>,
+    #[serde(default)]
+    pub(super) nic_names: Vec<String>,
+    #[serde(default)]
+    pub(super) links: Vec<PairsForm>,
     pub(super) pcie: Option<String>,
+    #[serde(default)]
+    pub(super) switches: Vec<GroupForm>,
+    #[serde(default)]
+    pub(super) sockets: Vec<GroupForm>,
+    /// Between every two sockets.
+    pub(super) socket: Option<BytesPerSec>,
     pub(super) memory: Option<OneOrMany<Bytes>>,
     pub(super) speed: Option<OneOrMany<Fraction>>,
+}
+
+/// Scale-up links between every two devices of a list.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PairsForm {
+    /// Positions in the node.
+    pub(super) between: Vec<u32>,
+    #[serde(default = "nvlink")]
+    pub(super) kind: LinkKind,
+    pub(super) bandwidth: BytesPerSec,
+    pub(super) latency: Option<SimDuration>,
+}
+
+fn nvlink() -> LinkKind {
+    LinkKind::Nvlink
+}
+
+/// What hangs below one PCI Express switch or one socket, by position in the node.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct GroupForm {
+    pub(super) gpus: Vec<u32>,
+    pub(super) nics: Vec<u32>,
 }
 
 fn one() -> u32 {

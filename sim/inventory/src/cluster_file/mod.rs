@@ -12,10 +12,13 @@
 //! nics = "8 x ndr"
 //! ```
 //!
-//! The same in one line: `2 x (8 x h100-sxm, nvswitch, 8 x ndr)`. Keys of a node: `name`, `count`, `gpus`
-//! (text or list), `fabric` (`"nvswitch"`, `"mesh"`, `"none"`, or a table with `kind`, `link`, `bandwidth`,
-//! `latency`), `nics`, `pcie`, `memory` and `speed` (one value for all devices or a list). `[network]` may
-//! say `latency`; `[[device]]` and `[[link]]` extend the catalogue for this file.
+//! The same in one line: `2 x (8 x h100-sxm, nvswitch, 8 x ndr)`. Keys of a node: `name` and `count`, or
+//! `names`; `gpus` (text or list), `fabric` (`"nvswitch"`, `"mesh"`, `"none"`, or a table with `kind`, `link`,
+//! `bandwidth`, `latency`), `nics` and `nic_names`, `pcie`, `memory` and `speed` (one value for all devices or
+//! a list). Where devices are not all alike connected, `links` lists scale-up links (`between` which devices,
+//! `bandwidth`, `kind`), `switches` and `sockets` what hangs below each (`gpus`, `nics`), and `socket` the rate
+//! between two sockets. `[network]` may say `latency`; `[[device]]` and `[[link]]` extend the catalogue for
+//! this file.
 //!
 //! What the file and the catalogue leave open is asked for, all at once. What is taken by a rule is listed
 //! in [`ClusterFile::assumed`].
@@ -24,6 +27,7 @@ mod connect;
 mod expand;
 mod form;
 mod one_line;
+mod pcie;
 
 use infercluster_spec::Cluster;
 

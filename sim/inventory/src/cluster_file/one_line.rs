@@ -53,10 +53,16 @@ fn node(index: usize, text: &str, catalogue: &Catalogue) -> Result<NodeForm, Inv
     let mut form = NodeForm {
         name: None,
         count,
+        names: Vec::new(),
         gpus: OneOrMany::default(),
         fabric: None,
         nics: OneOrMany::default(),
+        nic_names: Vec::new(),
+        links: Vec::new(),
         pcie: None,
+        switches: Vec::new(),
+        sockets: Vec::new(),
+        socket: None,
         memory: None,
         speed: None,
     };

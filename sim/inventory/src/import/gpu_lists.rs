@@ -68,7 +68,7 @@ pub(super) fn list(text: &Text) -> Result<Option<Import>, ImportError> {
         return Ok(None);
     }
     import.count("mig_devices", mig_devices);
-    finish(import, devices)
+    finish(import, devices, text)
 }
 
 /// `nvidia-smi nvlink -s`.
@@ -83,6 +83,8 @@ pub(super) fn nvlink_status(text: &Text) -> Result<Option<Import>, ImportError> 
                 put_link(device, number, rate, &line, &mut import);
             } else if is_told(&line) {
                 device.is_told = true;
+            } else if line.first() == "Link" {
+                import.lost(line.number, "the line of a link is cut");
             }
         }
     }
@@ -108,7 +110,7 @@ pub(super) fn nvlink_status(text: &Text) -> Result<Option<Import>, ImportError> 
     }
     let active: usize = devices.iter().map(|device| device.facts.link_rates.len()).sum();
     import.count("links", active);
-    finish(import, devices)
+    finish(import, devices, text)
 }
 
 /// Notes a device, once however often it is listed.
@@ -178,10 +180,13 @@ fn is_told(line: &Line) -> bool {
         && (lower.contains("support") || lower.contains("inactive") || lower.contains("unable"))
 }
 
-fn finish(mut import: Import, mut devices: Vec<Listed>) -> Result<Option<Import>, ImportError> {
+fn finish(mut import: Import, mut devices: Vec<Listed>, text: &Text) -> Result<Option<Import>, ImportError> {
     devices.sort_by_key(|device| device.facts.index);
     import.gpus = Some(devices.len() as u64);
-    let have_uuids = devices.iter().any(|device| device.has_uuid);
+    // Lines that were wrapped have their UUIDs below.
+    let have_uuids = ["UUID", "(UU", "UID:"]
+        .iter()
+        .any(|part| text.body().contains(part));
     for (position, device) in devices.iter().enumerate() {
         let index = device.facts.index.unwrap_or_default();
         let before = position

@@ -74,6 +74,11 @@ impl Part<'_> {
 }
 
 fn parts(item: &str) -> Result<Vec<Part<'_>>, Fault> {
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || "._-[],".contains(letter);
+    let has_letter = item.contains(|letter: char| letter.is_ascii_alphabetic());
+    if !has_letter || !item.chars().all(is_name) {
+        return Err(Fault::Malformed);
+    }
     let mut parts = Vec::new();
     let mut rest = item;
     while let Some((text, after)) = rest.split_once('[') {
@@ -140,7 +145,16 @@ mod tests {
         check("n[08-10,2]x", &["n08x", "n09x", "n10x", "n2x"]);
         check("r[1-2]n[1-2],login", &["r1n1", "r1n2", "r2n1", "r2n2", "login"]);
         for list in [
-            "", "n[1-", "n[3-1]", "n]1[", "n[a-b]", "n[[1]]", "a,,b", "n[1-2-3]",
+            "",
+            "n[1-",
+            "n[3-1]",
+            "n]1[",
+            "n[a-b]",
+            "n[[1]]",
+            "a,,b",
+            "n[1-2-3]",
+            "64",
+            "0:4(S:0-1)",
         ] {
             assert_eq!(expand(list), Err(Fault::Malformed), "{list}");
         }

@@ -85,6 +85,9 @@ fn read(
                 ..Adapter::default()
             });
         } else if let Some(adapter) = adapters.last_mut() {
+            if line.pair().is_none() && !line.is_ended {
+                import.lost(line.number, format!("the text ends within `{}`", line.first()));
+            }
             field(adapter, &line);
         }
     }

@@ -1,6 +1,8 @@
 //! Kubernetes nodes: one or a list of them, as YAML or JSON or as `kubectl describe` prints them, whole or
 //! only the status or the labels.
 
+use std::collections::BTreeMap;
+
 use super::error::ImportError;
 use super::facts::NodeFacts;
 use super::labels::Labels;
@@ -89,16 +91,23 @@ fn node(item: &Node, import: &mut Import) -> Option<Found> {
             .put(key, value.text().unwrap_or_default(), value.line());
     }
     let mut count = |resources: Option<&Node>| {
-        let mut total = None;
+        let mut seen: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
         for (key, value) in resources.map(Node::entries).unwrap_or_default() {
-            if RESOURCES.contains(&key.as_str()) {
-                match value.count().filter(|count| *count <= GPUS_LIMIT * 64) {
-                    Some(count) => total = Some((total.map_or(0, |(sum, _)| sum) + count, value.line())),
-                    None => import.lost(value.line(), format!("{key} is no count of devices")),
-                }
+            if !RESOURCES.contains(&key.as_str()) {
+                continue;
+            }
+            let Some(count) = value.count().filter(|count| *count <= GPUS_LIMIT * 64) else {
+                import.lost(value.line(), format!("{key} is no count of devices"));
+                continue;
+            };
+            if let Some((_, first)) = seen.get(key.as_str()) {
+                import.problem(value.line(), format!("{key} stands in line {first} too"));
+            } else {
+                seen.insert(key, (count, value.line()));
             }
         }
-        total
+        seen.into_values()
+            .reduce(|(sum, line), (count, _)| (sum + count, line))
     };
     found.capacity = count(resources[0]);
     found.allocatable = count(resources[1]);
@@ -196,6 +205,9 @@ fn finish(mut import: Import, found: Vec<Found>) -> Option<Import> {
         if let Some((offered, line)) = offered.filter(|_| replicas.is_some() && labelled.is_none()) {
             let what = format!("{offered} shares are offered, but no label counts the devices");
             import.problem(line, what);
+        }
+        if !node.has_resources && offered.is_none() && labelled.is_none() {
+            import.lost(node.line, "the node says nothing of its capacity");
         }
         if count.0 > GPUS_LIMIT {
             import.problem(

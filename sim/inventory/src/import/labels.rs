@@ -27,6 +27,10 @@ impl Labels {
         }
     }
 
+    fn forget(&mut self, key: &str) {
+        self.0.remove(key);
+    }
+
     fn get(&self, keys: &[&str]) -> Option<(&str, usize)> {
         let (value, line) = keys.iter().find_map(|key| self.0.get(*key))?;
         Some((value, *line))
@@ -76,12 +80,21 @@ fn is_plain(value: &str) -> bool {
 pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
     let mut import = Import::new(Kind::GfdLabels);
     let mut labels = Labels::default();
+    let mut has_signs = false;
+    let mut last: Option<String> = None;
     let mut lines_seen: BTreeMap<String, (String, usize)> = BTreeMap::new();
     for line in lines(text.body()) {
         for item in line.text.split([',', ' ', '\t']).filter(|item| !item.is_empty()) {
             let Some((key, value)) = item.split_once('=') else {
-                if is_key(item) && !line.is_ended {
+                if is_key(item) && !line.is_ended && has_signs {
                     import.lost(line.number, format!("the label `{item}` has no value"));
+                } else if let Some(last) = last.take().filter(|_| !is_key(item) && line.first() == item) {
+                    // The end of a value that a terminal wrapped.
+                    labels.forget(&last);
+                    import.lost(
+                        line.number,
+                        format!("the line goes on with {last}, the text is wrapped"),
+                    );
                 }
                 continue;
             };
@@ -89,8 +102,11 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
             if !is_key(&key) {
                 continue;
             }
+            has_signs = true;
             if value.is_empty() && !key.ends_with(".rev") && !key.ends_with(".revision") {
                 import.lost(line.number, format!("{key} has no value"));
+            } else if !line.is_ended && line.text.trim_end().ends_with(item) {
+                import.lost(line.number, format!("the text ends within {key}"));
             } else if !is_plain(value) && !value.is_empty() {
                 import.lost(line.number, format!("{key} is a pattern, `{value}`, not a value"));
             } else {
@@ -102,10 +118,11 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
                     import.problem(line.number, what);
                 }
                 labels.put(&key, value, line.number);
+                last = Some(key);
             }
         }
     }
-    if lines_seen.is_empty() && import.problems.is_empty() {
+    if !has_signs {
         return Ok(None);
     }
     let count = labels.count();

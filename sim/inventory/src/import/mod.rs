@@ -2,8 +2,10 @@
 //! table, any width of columns, a missing end.
 //!
 //! The kind of a dump is told by its content, never by its name. Nothing is invented: what is lost or
-//! contradicts becomes a [`Problem`] with its line. Markup and data formats go through libraries; every pasted table goes through `table`.
+//! contradicts becomes a [`Problem`] with its line; [`merge`] puts several dumps together, and [`assemble`]
+//! makes a cluster file of them. Markup and data formats go through libraries; every pasted table goes through `table`.
 
+pub mod assemble;
 mod error;
 pub mod facts;
 mod gpu_lists;
@@ -12,6 +14,7 @@ mod infiniband;
 mod json;
 mod kubernetes;
 mod labels;
+pub mod merge;
 mod nccl_tests;
 mod nccl_xml;
 mod nvbandwidth;

@@ -28,6 +28,9 @@ struct Reader {
     bus_count: usize,
     average: Option<(f64, usize)>,
     ranks: BTreeSet<(String, String)>,
+    numbers: BTreeSet<u64>,
+    /// Devices of each process by its own announcement, with the line.
+    each: Option<(u64, usize)>,
     has_signs: bool,
 }
 
@@ -47,6 +50,8 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
         bus_count: 0,
         average: None,
         ranks: BTreeSet::new(),
+        numbers: BTreeSet::new(),
+        each: None,
         has_signs: false,
     };
     let mut last_line = 0;
@@ -73,6 +78,12 @@ impl Reader {
         } else if plain.contains(&"minBytes") {
             self.settle();
             self.announced = sizes(&plain).map(|sizes| (sizes, line.number));
+            let threads = after(&plain, "nThread").and_then(whole);
+            let gpus = after(&plain, "nGpus").and_then(whole);
+            let each = threads
+                .zip(gpus)
+                .and_then(|(threads, gpus)| threads.checked_mul(gpus));
+            self.each = each.filter(|each| *each > 0).map(|each| (each, line.number));
             self.rows_at_announcement = self.rows;
         } else if line.text.contains("Avg bus bandwidth") {
             self.has_signs = true;
@@ -135,13 +146,10 @@ impl Reader {
 
     /// `# Rank 0 Pid 112 on node0 device 0 [0x00] A100-SXM4-40GB`.
     fn rank(&mut self, words: &[&str]) {
-        let after = |key: &str| {
-            let at = words.iter().position(|word| *word == key)?;
-            words.get(at + 1).copied()
-        };
-        if let Some((host, device)) = after("on").zip(after("device"))
+        if let Some((host, device)) = after(words, "on").zip(after(words, "device"))
             && self.ranks.len() < RANKS_LIMIT
         {
+            self.numbers.extend(after(words, "Rank").and_then(whole));
             self.ranks.insert((host.to_owned(), device.to_owned()));
         }
     }
@@ -185,9 +193,22 @@ impl Reader {
             None if was_announced => import.lost(last_line, "the closing average is missing"),
             _ => {}
         }
+        let ranks = self.numbers.len() as u64;
+        if let Some((each, line)) = self.each.filter(|_| ranks > 0)
+            && (!ranks.is_multiple_of(each) || self.numbers.last() != Some(&(ranks - 1)))
+        {
+            let what = format!("{each} devices a process are announced, {ranks} ranks are listed");
+            import.lost(line, what);
+        }
         import.gpus = (!self.ranks.is_empty()).then_some(self.ranks.len() as u64);
         import
     }
+}
+
+/// The word behind another one.
+fn after<'a>(words: &[&'a str], key: &str) -> Option<&'a str> {
+    let at = words.iter().position(|word| *word == key)?;
+    words.get(at + 1).copied()
 }
 
 /// `1_048_576` or `1048576`.
@@ -198,12 +219,11 @@ fn whole(word: &str) -> Option<u64> {
 
 /// How many sizes `minBytes 8 maxBytes 1024 step: 2(factor)` runs through.
 fn sizes(words: &[&str]) -> Option<u64> {
-    let after = |key: &str| {
-        let at = words.iter().position(|word| *word == key)?;
-        words.get(at + 1).copied()
-    };
-    let (least, most) = (whole(after("minBytes")?)?, whole(after("maxBytes")?)?);
-    let (step, unit) = after("step:")?.split_once('(')?;
+    let (least, most) = (
+        whole(after(words, "minBytes")?)?,
+        whole(after(words, "maxBytes")?)?,
+    );
+    let (step, unit) = after(words, "step:")?.split_once('(')?;
     let step = whole(step)?;
     if unit.starts_with("factor") {
         if least == 0 {

@@ -228,17 +228,26 @@ fn connect(xml: &Xml, gpus: &[usize], nics: &[usize], import: &mut Import) {
         None => Device::Gpu(position),
         Some(nic) => Device::Nic(nic),
     };
+    let (is_whole, is_torn) = (xml.cut.is_none(), xml.is_torn);
+    let switch_links = |gpu: usize| import.facts.host.gpus.get(gpu).map_or(0, |gpu| gpu.switch_links);
     let mut pairs = Vec::new();
     for first in 0..places.len() {
         for second in first + 1..places.len() {
             let line = xml.elements[*gpus.get(first).unwrap_or_else(|| &nics[first - gpus.len()])].line;
-            let switched = || {
-                let of = |gpu: usize| import.facts.host.gpus.get(gpu).map_or(0, |gpu| gpu.switch_links);
-                let least = of(first).min(of(second));
-                (least > 0).then_some(Connection::Nvlink(least))
+            let least = switch_links(first).min(switch_links(second));
+            let switched = (least > 0 && is_whole).then_some(Connection::Nvlink(least));
+            // A cut dump may have lost the links between two devices, a torn one where anything hangs.
+            let is_gpu_pair = second < gpus.len();
+            let over_pcie = || {
+                places[first]
+                    .to(&places[second])
+                    .filter(|_| !is_torn && (is_whole || !is_gpu_pair))
             };
-            let scale_up = direct.get(&(first, second)).copied().or_else(switched);
-            if let Some(connection) = scale_up.or_else(|| places[first].to(&places[second])) {
+            let connection = match direct.get(&(first, second)) {
+                Some(settled) => *settled,
+                None => switched.or_else(over_pcie),
+            };
+            if let Some(connection) = connection {
                 let (a, b) = (end(first), end(second));
                 pairs.push(PairFacts {
                     line,
@@ -252,8 +261,9 @@ fn connect(xml: &Xml, gpus: &[usize], nics: &[usize], import: &mut Import) {
     import.facts.host.pairs = pairs;
 }
 
-/// Links from device to device, by position; what only one end says, or both differently, is a problem.
-fn direct(xml: &Xml, gpus: &[usize], import: &mut Import) -> BTreeMap<(usize, usize), Connection> {
+/// Links from device to device, by position; what only one end says, or both differently, is a problem and
+/// no link.
+fn direct(xml: &Xml, gpus: &[usize], import: &mut Import) -> BTreeMap<(usize, usize), Option<Connection>> {
     let position_of: BTreeMap<String, usize> = gpus
         .iter()
         .enumerate()
@@ -266,6 +276,7 @@ fn direct(xml: &Xml, gpus: &[usize], import: &mut Import) -> BTreeMap<(usize, us
         })
         .collect();
     let mut seen: BTreeMap<(usize, usize), (u64, usize, bool)> = BTreeMap::new();
+    let mut unsure: BTreeSet<usize> = BTreeSet::new();
     for (from, gpu) in gpus.iter().enumerate() {
         for link in links(xml, *gpu) {
             let element = &xml.elements[link];
@@ -278,24 +289,23 @@ fn direct(xml: &Xml, gpus: &[usize], import: &mut Import) -> BTreeMap<(usize, us
                         .or_insert((0, element.line, element.name == "xgmi"));
                     entry.0 = entry.0.saturating_add(count);
                 }
-                Some(_) => import.problem(element.line, format!("a link of {count} to {target} is none")),
-                None if is_switch(element) => {}
-                None => {
-                    let class = element.attribute("tclass").unwrap_or_default();
-                    if class.starts_with("0x03") || class.starts_with("0x12") {
-                        import.problem(
-                            element.line,
-                            format!("the link's target {target} is not in the dump"),
-                        );
-                    }
+                None if element
+                    .attribute("tclass")
+                    .is_some_and(|class| class.starts_with("0x06")) => {}
+                _ => {
+                    let target: String = target.chars().take(24).collect();
+                    let what =
+                        format!("{count} links lead to `{target}`, which is no other device of the dump");
+                    import.problem(element.line, what);
+                    unsure.insert(from);
                 }
             }
         }
     }
     let mut direct = BTreeMap::new();
     for ((from, to), (count, line, is_xgmi)) in &seen {
-        let back = seen.get(&(*to, *from));
-        match back {
+        let pair = (*from.min(to), *from.max(to));
+        match seen.get(&(*to, *from)) {
             Some((other, _, _)) if other == count => {
                 let links = u32::try_from(*count).unwrap_or(u32::MAX);
                 let connection = if *is_xgmi {
@@ -303,17 +313,26 @@ fn direct(xml: &Xml, gpus: &[usize], import: &mut Import) -> BTreeMap<(usize, us
                 } else {
                     Connection::Nvlink(links)
                 };
-                direct.insert((*from.min(to), *from.max(to)), connection);
+                direct.insert(pair, Some(connection));
             }
-            Some((other, other_line, _)) if from < to => {
-                let what = format!("{count} links lead there, but {other} back in line {other_line}");
+            Some((other, other_line, _)) => {
+                if from < to {
+                    let what = format!("{count} links lead there, but {other} back in line {other_line}");
+                    import.problem(*line, what);
+                }
+                direct.insert(pair, None);
+            }
+            None => {
+                let what = format!("{count} links lead to a device that lists none back");
                 import.problem(*line, what);
+                direct.insert(pair, None);
             }
-            Some(_) => {}
-            None => import.problem(
-                *line,
-                format!("{count} links lead to a device that lists none back"),
-            ),
+        }
+    }
+    // A link whose end is not known may lead to any device that has no other.
+    for from in unsure {
+        for to in (0..gpus.len()).filter(|to| *to != from) {
+            direct.entry((from.min(to), from.max(to))).or_insert(None);
         }
     }
     direct

@@ -25,6 +25,8 @@ struct Reader {
     devices: Vec<GpuFacts>,
     open: Option<Open>,
     has_signs: bool,
+    /// Tests that ended.
+    sums: usize,
 }
 
 pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
@@ -36,6 +38,7 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
         devices: Vec::new(),
         open: None,
         has_signs: false,
+        sums: 0,
     };
     let mut last_line = 0;
     for line in lines(text.body()) {
@@ -46,6 +49,9 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
         return Ok(None);
     }
     reader.close(last_line);
+    if reader.sums == 0 {
+        reader.import.lost(last_line, "no test of the log has ended");
+    }
     let mut import = reader.import;
     import.gpus = (!reader.devices.is_empty()).then_some(reader.devices.len() as u64);
     import.facts.host.gpus = reader.devices;
@@ -57,7 +63,7 @@ impl Reader {
         let words = line.words();
         match words[..] {
             ["nvbandwidth", "Version:", ..] => self.has_signs = true,
-            ["Device", index, ..] if index.ends_with(':') => self.device(index, &line.text, line.number),
+            ["Device", index, ..] if index.ends_with(':') => self.device(index, line),
             ["Running", name] => {
                 self.close(line.number);
                 self.has_signs |= name.contains("memcpy") || name.contains("latency") || name.ends_with('.');
@@ -77,7 +83,8 @@ impl Reader {
     }
 
     /// `Device 0: NVIDIA GH200 480GB (00000009:01:00)`, the address without its function.
-    fn device(&mut self, index: &str, text: &str, line: usize) {
+    fn device(&mut self, index: &str, whole: &Line) {
+        let (text, line) = (&whole.text, whole.number);
         let Ok(index) = index.trim_end_matches(':').parse::<u32>() else {
             return;
         };
@@ -89,6 +96,11 @@ impl Reader {
             Some((name, address)) => (name.trim(), address.trim_end().strip_suffix(')')),
             None => (rest.trim(), None),
         };
+        let is_cut = address.is_none();
+        if is_cut {
+            self.import
+                .lost(line, format!("the line of device {index} is cut"));
+        }
         if self.devices.iter().any(|device| device.index == Some(index)) {
             return self
                 .import
@@ -103,7 +115,7 @@ impl Reader {
             line,
             index: Some(index),
             bus: address.and_then(|address| super::facts::bus(&format!("{address}.0"))),
-            name: (!name.is_empty()).then(|| name.to_owned()),
+            name: (!name.is_empty() && !is_cut).then(|| name.to_owned()),
             ..GpuFacts::default()
         });
     }
@@ -154,6 +166,7 @@ impl Reader {
                 .import
                 .lost(line.number, format!("the matrix of {name} is missing"));
         };
+        self.sums += 1;
         let sum = sum.parse::<f64>().ok().filter(|sum| sum.is_finite());
         if open.name != name {
             let what = format!("the matrix of {} ends with the sum of {name}", open.name);

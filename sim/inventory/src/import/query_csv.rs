@@ -49,13 +49,20 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
         .trim(Trim::All)
         .from_reader(&plain.as_bytes()[offset..]);
     let mut rows = Rows::new(line);
+    let last_line = plain.lines().count();
+    let is_open = !plain.ends_with('\n');
     let mut record = StringRecord::new();
     // Lines are UTF-8 already, so nothing else can go wrong in memory.
     while let Ok(true) = reader.read_record(&mut record) {
         let number = line + record.position().map_or(0, |at| at.line() as usize - 1);
         if has_header && rows.fields.is_empty() {
             rows.header(&record);
-        } else if !rows.row(&record, number) {
+        } else if !rows.row(
+            &record,
+            number,
+            number == last_line,
+            is_open && number == last_line,
+        ) {
             break;
         }
     }
@@ -117,6 +124,12 @@ struct Rows {
     fields: Vec<String>,
     units: Vec<String>,
     count: Option<u64>,
+    /// Last cells of the rows so far.
+    last_cells: Vec<String>,
+    /// Whether a row had another number of columns.
+    is_broken: bool,
+    /// Whether a row was longer than the header, so that the header's beginning or end is missing.
+    is_shifted: bool,
 }
 
 impl Rows {
@@ -127,6 +140,9 @@ impl Rows {
             fields: Vec::new(),
             units: Vec::new(),
             count: None,
+            last_cells: Vec::new(),
+            is_broken: false,
+            is_shifted: false,
         }
     }
 
@@ -143,8 +159,8 @@ impl Rows {
     }
 
     /// Takes a row in; false where the table ends.
-    fn row(&mut self, record: &StringRecord, line: usize) -> bool {
-        let cells: Vec<&str> = record.iter().take(COLUMNS_LIMIT).collect();
+    fn row(&mut self, record: &StringRecord, line: usize, is_last: bool, is_open: bool) -> bool {
+        let mut cells: Vec<&str> = record.iter().take(COLUMNS_LIMIT).collect();
         if cells.len() == 1 && (cells[0].contains("$ ") || cells[0].ends_with(['$', '#'])) {
             return false;
         }
@@ -159,10 +175,27 @@ impl Rows {
             );
         }
         let is_bare = self.fields.iter().all(String::is_empty);
-        if cells.len() != self.fields.len() {
-            let what = format!("the row has {} of {} columns", cells.len(), self.fields.len());
+        let last = cells.last().copied().unwrap_or_default();
+        if is_open && cells.len() == self.fields.len() && self.is_cut(last) {
+            self.import.lost(
+                line,
+                format!(
+                    "the text ends within `{}`",
+                    last.chars().take(40).collect::<String>()
+                ),
+            );
+            cells.pop();
+        } else if cells.len() == self.fields.len() {
+            self.last_cells.push(last.to_owned());
+            self.last_cells.truncate(GPUS_LIMIT);
+        }
+        if record.len() != self.fields.len() {
+            let what = format!("the row has {} of {} columns", record.len(), self.fields.len());
             self.import.lost(line, what);
-            if is_bare || cells.len() > self.fields.len() {
+            self.is_shifted |= record.len() > self.fields.len();
+            // A row that is too short is the last one, cut; any other may be a piece of a wrapped one.
+            if is_bare || !is_last || self.is_broken {
+                self.is_broken = true;
                 return true;
             }
         }
@@ -171,8 +204,23 @@ impl Rows {
         } else {
             self.facts(&cells, line)
         };
-        self.put(facts);
+        // A type has letters; a number in its column means that the header is not whole.
+        let is_name = |name: &String| name.contains(|letter: char| letter.is_ascii_alphabetic());
+        self.is_shifted |= facts.name.as_ref().is_some_and(|name| !is_name(name));
+        if self.is_shifted {
+            self.import.lost(line, "the row does not stand under its header");
+        } else {
+            self.put(facts);
+        }
         true
+    }
+
+    /// Whether a last cell breaks off: it begins another row's, or it is an amount without its unit.
+    fn is_cut(&self, cell: &str) -> bool {
+        let is_beginning = |other: &String| other.len() > cell.len() && other.starts_with(cell);
+        let has_unit = |other: &String| memory(other).is_some();
+        self.last_cells.iter().any(is_beginning)
+            || self.last_cells.iter().any(has_unit) && memory(cell).is_none() && !cell.starts_with('[')
     }
 
     fn cell<'a>(&self, cells: &[&'a str], names: &[&str]) -> Option<&'a str> {
@@ -233,6 +281,23 @@ impl Rows {
     }
 
     fn finish(mut self, has_header: bool) -> Import {
+        if self.is_shifted {
+            self.import.facts.host.gpus.clear();
+        }
+        if self.is_broken
+            && self
+                .fields
+                .last()
+                .is_some_and(|field| NAMES.contains(&field.as_str()))
+        {
+            // Rows that were wrapped with their header break within the last column.
+            self.import
+                .facts
+                .host
+                .gpus
+                .iter_mut()
+                .for_each(|gpu| gpu.name = None);
+        }
         let found = self.import.facts.host.gpus.len() as u64;
         self.import.gpus = Some(found);
         if found == 0 {

@@ -16,6 +16,8 @@ struct Reader {
     /// Types and how often their marker resource is there, one on each node.
     types: Vec<(String, u64, usize)>,
     has_signs: bool,
+    /// Whether the last resource of the totals was read.
+    has_end: bool,
     nodes: u64,
     /// Whether active nodes are being listed.
     is_in_nodes: bool,
@@ -30,6 +32,7 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
         gpus: None,
         types: Vec::new(),
         has_signs: false,
+        has_end: false,
         nodes: 0,
         is_in_nodes: false,
         is_past_totals: false,
@@ -75,6 +78,14 @@ impl Reader {
     /// `5.0/8.0 GPU`, `0.0/5.0 accelerator_type:T4`.
     fn resource(&mut self, line: &Line) {
         let words = line.words();
+        if self.has_signs && !self.has_end && words.first().is_some_and(|word| !word.contains('/')) {
+            // What a terminal wrapped belongs to the line above.
+            self.types.pop();
+            return self.import.lost(
+                line.number,
+                format!("the line starts with `{}`, it may be wrapped", line.first()),
+            );
+        }
         let [amounts, name, ..] = words[..] else {
             if words.first().is_some_and(|word| word.contains('/')) && !line.is_ended && self.has_signs {
                 self.import.lost(line.number, "the line is cut");
@@ -91,12 +102,18 @@ impl Reader {
         };
         if name == "CPU" || name == "memory" || name == "object_store_memory" {
             self.has_signs = true;
+            self.has_end |= name == "object_store_memory";
         }
         let Some((used, total)) = number(used).zip(number(total)) else {
             return;
         };
         let whole = total.round() as u64;
         if let Some(name) = name.strip_prefix("accelerator_type:") {
+            if !line.is_ended && words.len() == 2 {
+                return self
+                    .import
+                    .lost(line.number, "the text ends within the name of a type");
+            }
             self.types.push((name.to_owned(), whole, line.number));
         } else if name == "GPU" {
             self.has_signs = true;
@@ -119,6 +136,9 @@ impl Reader {
 
     fn finish(self, last_line: usize) -> Import {
         let mut import = self.import;
+        if !self.has_end {
+            import.lost(last_line, "the totals end without object_store_memory");
+        }
         let Some((gpus, line)) = self.gpus else {
             import.gpus = Some(0);
             import.problem(last_line, "no line counts GPUs");

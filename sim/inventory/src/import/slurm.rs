@@ -31,6 +31,9 @@ const HEADINGS: [&str; 16] = [
 /// Devices of one node.
 const GPUS_PER_NODE_LIMIT: u64 = 256;
 
+/// Last words of rows that an open one is held against.
+const WORDS_KEPT: usize = 64;
+
 /// Devices of a node: type and count.
 type Gpus = Vec<(Option<String>, u64)>;
 
@@ -104,9 +107,18 @@ pub(super) fn sinfo(text: &Text) -> Result<Option<Import>, ImportError> {
     let mut nodes = Nodes::default();
     let gres_column = columns.position("GRES");
     let mut rows = 0;
+    let mut last_words: Vec<String> = Vec::new();
     for line in rest {
         if is_header(&line) || line.text.contains("$ ") {
             continue;
+        }
+        let last = line.text.split_whitespace().next_back().unwrap_or_default();
+        if !line.is_ended && is_shorter(last, &last_words) {
+            import.lost(line.number, format!("the text ends within `{}`", shown(last)));
+            continue;
+        }
+        if last_words.len() < WORDS_KEPT {
+            last_words.push(last.to_owned());
         }
         rows += usize::from(row(&line, &columns, &mut nodes, &mut import, text)?);
     }
@@ -117,6 +129,15 @@ pub(super) fn sinfo(text: &Text) -> Result<Option<Import>, ImportError> {
         import.lost(header.number, "no row follows the header");
     }
     Ok(Some(nodes.finish(import, gres_column.is_some())))
+}
+
+/// Whether the last word of a text without a final line end is shorter than those of all rows above, or the
+/// beginning of one: then it is cut.
+fn is_shorter(word: &str, above: &[String]) -> bool {
+    let is_beginning = above
+        .iter()
+        .any(|other| other.len() > word.len() && other.starts_with(word));
+    is_beginning || !above.is_empty() && above.iter().all(|other| other.len() > word.len())
 }
 
 fn row(
@@ -157,8 +178,16 @@ fn row(
     };
     if columns.position("GRES").is_some() && cell("GRES").is_none() {
         import.lost(line.number, "the row has no GRES cell");
+        return Ok(true);
     }
     let names = match list {
+        Some(list) if HEADINGS.contains(&list) => {
+            import.lost(
+                line.number,
+                "the header goes on in this line, the table is wrapped",
+            );
+            return Ok(true);
+        }
         Some(list) => match host_list::expand(list) {
             Ok(names) => names,
             Err(Fault::TooMany) => return Err(text.too_many(line.number, "hosts", HOSTS_LIMIT)),
@@ -227,6 +256,9 @@ fn gres(word: &str) -> Option<Gpus> {
         let parts: Vec<&str> = plain.split(':').collect();
         // Slices of devices are named after their profile, such as `1g.10gb`.
         let is_slice = |name: &str| name.contains("g.") && name.ends_with("gb");
+        if !parts[0].starts_with(|letter: char| letter.is_ascii_alphabetic()) {
+            return None;
+        }
         match parts[..] {
             ["gpu"] => gpus.push((None, 1)),
             ["gpu", count] if count.parse::<u64>().is_ok() => gpus.push((None, count.parse().ok()?)),
@@ -234,8 +266,7 @@ fn gres(word: &str) -> Option<Gpus> {
                 gpus.push((Some(name.to_owned()), count.parse().ok()?))
             }
             ["gpu", name] if !is_slice(name) => gpus.push((Some(name.to_owned()), 1)),
-            [kind, ..] if !kind.is_empty() => {}
-            _ => return None,
+            _ => {}
         }
     }
     gpus.retain(|(_, count)| *count > 0);
@@ -270,11 +301,17 @@ pub(super) fn nodes(text: &Text) -> Result<Option<Import>, ImportError> {
     let mut nodes = Nodes::default();
     let mut open: Option<Record> = None;
     for line in lines(text.body()) {
-        for word in line.words() {
+        let words = line.words();
+        for (position, word) in words.iter().enumerate() {
             let Some((key, value)) = word.split_once('=') else {
                 continue;
             };
+            let is_open = !line.is_ended && position + 1 == words.len();
             match key {
+                "NodeName" if is_open => {
+                    close(open.take(), &mut nodes, &mut import, text)?;
+                    import.lost(line.number, "the text ends within the name of a node");
+                }
                 "NodeName" if value != "DEFAULT" => {
                     close(open.take(), &mut nodes, &mut import, text)?;
                     open = Some(Record::new(value, line.number));
@@ -282,7 +319,7 @@ pub(super) fn nodes(text: &Text) -> Result<Option<Import>, ImportError> {
                 "Gres" => {
                     if let Some(record) = &mut open {
                         record.is_told = true;
-                        match gres(value).filter(|_| line.is_ended) {
+                        match gres(value).filter(|_| !is_open) {
                             Some(gpus) => record.gpus = gpus,
                             None => {
                                 import.lost(line.number, format!("`{}` is no list of devices", shown(value)))
@@ -290,8 +327,14 @@ pub(super) fn nodes(text: &Text) -> Result<Option<Import>, ImportError> {
                         }
                     }
                 }
-                "CfgTRES" => {
+                "Arch" | "CPUAlloc" => {
                     if let Some(record) = &mut open {
+                        record.is_shown = true;
+                    }
+                }
+                "CfgTRES" if !is_open => {
+                    if let Some(record) = &mut open {
+                        record.has_configured = true;
                         record.configured = configured(value).map(|count| (count, line.number));
                     }
                 }
@@ -299,7 +342,7 @@ pub(super) fn nodes(text: &Text) -> Result<Option<Import>, ImportError> {
             }
         }
     }
-    if open.is_none() && nodes.found.is_empty() {
+    if open.is_none() && nodes.found.is_empty() && import.complete {
         return Ok(None);
     }
     close(open, &mut nodes, &mut import, text)?;
@@ -311,6 +354,9 @@ struct Record {
     line: usize,
     gpus: Gpus,
     is_told: bool,
+    /// Whether `scontrol` printed it, which ends each record with `CfgTRES`.
+    is_shown: bool,
+    has_configured: bool,
     /// Devices that `CfgTRES` counts, with its line.
     configured: Option<(u64, usize)>,
 }
@@ -322,6 +368,8 @@ impl Record {
             line,
             gpus: Vec::new(),
             is_told: false,
+            is_shown: false,
+            has_configured: false,
             configured: None,
         }
     }
@@ -368,7 +416,10 @@ fn close(
         );
         import.problem(line, what);
     }
-    if !record.is_told {
+    if record.is_shown && !record.has_configured {
+        let what = format!("the record of {} ends before its CfgTRES", shown(&record.list));
+        import.lost(record.line, what);
+    } else if !record.is_told {
         import.problem(
             record.line,
             format!("{} does not say its Gres", shown(&record.list)),

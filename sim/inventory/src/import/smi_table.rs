@@ -62,21 +62,17 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
 
 /// Devices are numbered from zero; a number that is left out was lost.
 fn gaps(import: &mut Import) {
-    let numbered: Vec<(Option<u32>, usize)> = import
-        .facts
-        .host
-        .gpus
-        .iter()
-        .map(|gpu| (gpu.index, gpu.line))
-        .collect();
-    for (position, (index, line)) in numbered.into_iter().enumerate() {
-        if index != Some(position as u32) {
-            let index = index.map_or("a device without a number".to_owned(), |index| {
-                format!("GPU {index}")
-            });
-            import.lost(line, format!("{index} stands where GPU {position} belongs"));
-            break;
-        }
+    let gpus = import.facts.host.gpus.iter();
+    let mut numbered: Vec<(u32, usize)> = gpus.filter_map(|gpu| Some((gpu.index?, gpu.line))).collect();
+    numbered.sort_unstable();
+    let gap = (0..)
+        .zip(&numbered)
+        .find(|(expected, (index, _))| expected != index);
+    if let Some((expected, (index, line))) = gap {
+        import.lost(
+            *line,
+            format!("the rows of GPU {expected} are missing before GPU {index}"),
+        );
     }
 }
 

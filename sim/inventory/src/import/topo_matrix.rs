@@ -192,9 +192,17 @@ impl Reader {
             }
         }
         let devices = &reader.matrix.devices;
-        reader.matrix.gpus = devices.iter().filter(|name| is_gpu(name)).count();
+        reader.matrix.gpus = devices.iter().take_while(|name| is_gpu(name)).count();
         reader.matrix.lines = vec![header.number; devices.len()];
         reader.rows_done = vec![false; devices.len()];
+        let behind = devices[reader.matrix.gpus..]
+            .iter()
+            .find(|name| is_gpu(name))
+            .cloned();
+        if let Some(name) = behind {
+            let what = format!("the header names {name} behind other devices, a name may be damaged");
+            reader.lost(header.number, what);
+        }
         reader
     }
 
@@ -370,7 +378,7 @@ pub(super) fn import(text: &Text) -> Result<Option<Import>, ImportError> {
         .zip(&matrix.lines)
         .map(|(name, line)| GpuFacts {
             line: *line,
-            index: name["GPU".len()..].parse().ok(),
+            index: name.strip_prefix("GPU").and_then(|number| number.parse().ok()),
             ..GpuFacts::default()
         })
         .collect();

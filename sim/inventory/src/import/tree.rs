@@ -204,6 +204,25 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// Drops the last scalar, which may be cut: the rightmost leaf.
+    pub(super) fn forget_last(&mut self) {
+        let mut at = match self.open.last_mut() {
+            Some(open) => Some(&mut open.node),
+            None => self.roots.last_mut(),
+        };
+        while let Some(node) = at {
+            if let Value::Scalar(_) = node.value {
+                node.value = Value::Null;
+                return;
+            }
+            at = match &mut node.value {
+                Value::List(items) => items.last_mut(),
+                Value::Map(entries) => entries.last_mut().map(|(_, node)| node),
+                Value::Null | Value::Scalar(_) => None,
+            };
+        }
+    }
+
     /// The trees, open ones closed where they stand.
     pub(super) fn finish(mut self, cut: Option<(usize, String)>) -> Document {
         self.skipped = None;

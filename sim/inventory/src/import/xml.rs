@@ -45,6 +45,8 @@ pub(super) struct Xml {
     pub(super) elements: Vec<Element>,
     /// Where and why reading stopped early.
     pub(super) cut: Option<(usize, String)>,
+    /// Whether tags do not match, so that what lies below what is not sure either.
+    pub(super) is_torn: bool,
 }
 
 impl Xml {
@@ -116,6 +118,7 @@ fn read(text: &Text, body: &str, start: usize) -> Result<Xml, ImportError> {
         xml: Xml {
             elements: Vec::new(),
             cut: None,
+            is_torn: false,
         },
         open: Vec::new(),
         line: line_at(body, start),
@@ -135,6 +138,7 @@ fn read(text: &Text, body: &str, start: usize) -> Result<Xml, ImportError> {
             }
             Err(error) => {
                 let offset = start + reader.error_position() as usize;
+                parsing.xml.is_torn = matches!(error, quick_xml::Error::IllFormed(_));
                 parsing.xml.cut = Some((line_at(body, offset), format!("no XML from here: {error}")));
                 break;
             }
@@ -260,6 +264,10 @@ impl Parsing<'_> {
         {
             let name = &self.xml.elements[*position].name;
             self.xml.cut = Some((self.line, format!("the text ends within <{name}>")));
+        }
+        // The text of an element that is not closed may go on.
+        for position in self.open {
+            self.xml.elements[position].text.clear();
         }
         self.xml
     }

@@ -26,14 +26,36 @@ pub(super) fn import(text: &Text) -> Result<Option<Import>, ImportError> {
         return Ok(None);
     }
     let plain = table::plain(text.body());
-    let document = read(text, &without_commands(&plain))?;
+    // JSON is YAML too, but was looked at before: broken JSON is not read by looser rules.
+    if plain.trim_start().starts_with(['{', '[']) {
+        return Ok(None);
+    }
+    let body = without_commands(&plain);
+    let open = open_value(&body);
+    let document = read(text, open.map_or(&*body, |value| &body[..value]))?;
     let Some(mut import) = kubernetes::read(&document, text)? else {
         return Ok(None);
     };
     if let Some((line, what)) = document.cut {
         import.lost(line, what);
     }
+    if open.is_some() {
+        import.lost(
+            plain.lines().count(),
+            "the text ends within a value, it may go on",
+        );
+    }
     Ok(Some(import))
+}
+
+/// Where a bare value about devices starts that the text ends in: it may be cut.
+fn open_value(text: &str) -> Option<usize> {
+    let start = text.rfind('\n').map_or(0, |end| end + 1);
+    let last = &text[start..];
+    let is_open = last.contains("gpu") && last.ends_with(|letter: char| letter.is_ascii_alphanumeric());
+    is_open
+        .then(|| last.rfind(": ").map(|colon| start + colon + 1))
+        .flatten()
 }
 
 /// The text with commands before the document emptied, so that lines keep their numbers.
@@ -56,6 +78,7 @@ fn read(text: &Text, body: &str) -> Result<Document, ImportError> {
             Ok(event) => event,
             Err(error) => {
                 let line = error.marker().line();
+                builder.forget_last();
                 return Ok(builder.finish(Some((line, format!("no YAML from here: {}", error.info())))));
             }
         };

@@ -3,34 +3,23 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use infercluster_inventory::{ClusterFile, InventoryError};
 use infercluster_spec::cluster::{Link, LinkKind};
 use infercluster_spec::{Bytes, BytesPerSec, Cluster, FlopsPerSec};
 use serde::Serialize;
 
+use super::picture;
 use crate::Outcome;
 use crate::screen::{Columns, Screen};
 use crate::{clusters, io};
-
-/// Looks at clusters.
-#[derive(Debug, Args)]
-pub(crate) struct ClusterCommand {
-    #[command(subcommand)]
-    action: Action,
-}
-
-#[derive(Debug, Subcommand)]
-enum Action {
-    Show(Show),
-}
 
 /// Shows nodes, devices and links of a cluster, and what was assumed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     infercluster cluster show cluster.toml\n  \
     infercluster cluster show \"2 x (8 x h100-sxm, nvswitch, 8 x ndr)\" -o cluster.json")]
-struct Show {
+pub(super) struct Show {
     /// A short cluster file, a cluster document, or one line that names catalogue types.
     cluster: PathBuf,
     /// Write the full cluster document here.
@@ -39,13 +28,7 @@ struct Show {
 }
 
 /// Runs the command.
-pub(crate) fn run(command: ClusterCommand, screen: &Screen) -> anyhow::Result<Outcome> {
-    match command.action {
-        Action::Show(arguments) => show(&arguments, screen),
-    }
-}
-
-fn show(arguments: &Show, screen: &Screen) -> anyhow::Result<Outcome> {
+pub(super) fn run(arguments: &Show, screen: &Screen) -> anyhow::Result<Outcome> {
     let file = match clusters::read(&arguments.cluster) {
         Err(error) => return incomplete(error, screen),
         Ok(file) => file,
@@ -73,7 +56,7 @@ struct Incomplete<'a> {
     open: &'a [String],
 }
 
-fn people(file: &ClusterFile) -> String {
+pub(super) fn people(file: &ClusterFile) -> String {
     let cluster = &file.cluster;
     let devices = cluster.gpus().count();
     let mut text = format!(
@@ -81,6 +64,7 @@ fn people(file: &ClusterFile) -> String {
         cluster.name,
         cluster.nodes.len()
     );
+    text.push_str(&picture::draw(cluster));
     text.push_str(&nodes(cluster));
     text.push('\n');
     text.push_str(&types(cluster));
@@ -92,13 +76,14 @@ fn people(file: &ClusterFile) -> String {
         text.push_str("\nassumed, since the file does not say:\n");
         file.assumed
             .iter()
-            .for_each(|line| text.push_str(&format!("  {line}\n")));
+            .for_each(|line| text.push_str(&picture::item(line)));
     }
     text
 }
 
 fn nodes(cluster: &Cluster) -> String {
     let mut table = Columns::new(["node", "devices", ">memory", "nics"]);
+    let mut rows: Vec<(Vec<&str>, [String; 3])> = Vec::new();
     for node in &cluster.nodes {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         node.gpus
@@ -109,12 +94,18 @@ fn nodes(cluster: &Cluster) -> String {
             .map(|(name, count)| format!("{count} x {name}"))
             .collect();
         let memory: Bytes = node.gpus.iter().filter_map(|gpu| cluster.memory(gpu)).sum();
-        table.row([
-            node.name.clone(),
+        let cells = [
             devices.join(", "),
             memory.to_string(),
             nics(node.nics.iter().map(|nic| nic.bandwidth)),
-        ]);
+        ];
+        match rows.last_mut().filter(|(_, last)| *last == cells) {
+            Some((names, _)) => names.push(&node.name),
+            None => rows.push((vec![&node.name], cells)),
+        }
+    }
+    for (names, [devices, memory, nics]) in rows {
+        table.row([picture::names(&names), devices, memory, nics]);
     }
     table.to_string()
 }
@@ -129,18 +120,19 @@ fn nics(rates: impl Iterator<Item = BytesPerSec>) -> String {
 }
 
 fn types(cluster: &Cluster) -> String {
-    let mut table = Columns::new(["device type", ">memory", ">bandwidth", "dense peak"]);
+    let mut table = Columns::new(["device type", ">memory", ">bandwidth"]);
+    let mut peaks = String::new();
     for (name, device) in &cluster.device_types {
         let peak = |(dtype, rate): (_, &FlopsPerSec)| format!("{dtype} {rate}");
-        let peaks: Vec<String> = device.peak.iter().map(peak).collect();
+        let own: Vec<String> = device.peak.iter().map(peak).collect();
         table.row([
             name.clone(),
             device.memory.to_string(),
             device.memory_bandwidth.to_string(),
-            peaks.join(", "),
         ]);
+        peaks.push_str(&picture::item(&format!("{name} dense peak: {}", own.join(", "))));
     }
-    table.to_string()
+    format!("{table}{peaks}")
 }
 
 /// Links by kind, rate and latency: a cluster has many and few kinds.
