@@ -79,14 +79,34 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if is_standard(path) {
         return screen::to_stdout(bytes);
     }
-    let folder = path
+    write_to(path, bytes).with_context(|| path.display().to_string())
+}
+
+fn write_to(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    // A link stays a link, and what it names is written.
+    let target = std::fs::canonicalize(path)
+        .or_else(|_| std::fs::read_link(path).map(|named| path.with_file_name(named)))
+        .unwrap_or_else(|_| path.to_owned());
+    if target.is_dir() {
+        bail!("is a directory, a file is needed");
+    }
+    // A device or a pipe is written and never replaced by a file.
+    if std::fs::metadata(&target).is_ok_and(|found| !found.is_file()) {
+        let mut file = File::options().write(true).open(&target)?;
+        return Ok(file.write_all(bytes)?);
+    }
+    let folder = target
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    write_through(folder, path, bytes).with_context(|| path.display().to_string())
+    if !folder.is_dir() {
+        let refused = Err(anyhow!("there is no folder {}", folder.display()));
+        return refused.fix("make the folder, or name a file in one that exists");
+    }
+    replace(folder, &target, bytes)
 }
 
-fn write_through(folder: &Path, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+fn replace(folder: &Path, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut file = tempfile::Builder::new()
         .prefix(".infercluster-")
         .permissions(shared_permissions())
@@ -130,5 +150,39 @@ mod tests {
         write_bytes(&path, b"two").unwrap();
         assert_eq!(read_text(&path, Bytes(10)).unwrap(), "two");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_devices_and_folders_stay_what_they_are() {
+        use std::os::unix::fs::FileTypeExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("a.json"), folder.path().join("link"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for text in ["one", "two"] {
+            write_bytes(&link, text.as_bytes()).unwrap();
+            assert_eq!(read_text(&path, Bytes(10)).unwrap(), text);
+        }
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+
+        // Through a link, so that a mistake replaces nothing outside this folder.
+        let device = folder.path().join("device");
+        std::os::unix::fs::symlink("/dev/full", &device).unwrap();
+        let error = write_bytes(&device, b"one").unwrap_err();
+        assert!(chain(&error).contains("No space left"), "{error:#}");
+        let found = std::fs::metadata("/dev/full").unwrap();
+        assert!(found.file_type().is_char_device());
+
+        let cases = [
+            (folder.path().to_owned(), "is a directory"),
+            (folder.path().join("absent/a.json"), "there is no folder"),
+        ];
+        for (path, expected) in cases {
+            let error = write_bytes(&path, b"one").unwrap_err();
+            assert!(chain(&error).contains(expected), "{error:#}");
+        }
+    }
+
+    fn chain(error: &anyhow::Error) -> String {
+        crate::failure::message(error)
     }
 }

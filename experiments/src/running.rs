@@ -46,6 +46,9 @@ pub(crate) struct RunFlags {
     pub(crate) pin: bool,
 }
 
+/// The slowest device that is emulated: a slower one would look like one that hangs.
+const LEAST_SPEED: f64 = 0.001;
+
 /// Speed factors in device order, written `1.0:0.4`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Speeds(Vec<Speed>);
@@ -58,6 +61,11 @@ impl FromStr for Speeds {
                 .trim()
                 .parse()
                 .map_err(|_| format!("`{part}` is no number"))?;
+            if factor > 0.0 && factor < LEAST_SPEED {
+                return Err(format!(
+                    "speed {factor} is below {LEAST_SPEED}: a step would take minutes"
+                ));
+            }
             Speed::try_from(factor).map_err(|error| error.to_string())
         };
         text.split(':').map(speed).collect::<Result<_, _>>().map(Self)

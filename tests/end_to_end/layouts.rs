@@ -8,25 +8,8 @@ use crate::program;
 /// A tiny model with a layout of two uneven ranks in `good.json`.
 fn uneven() -> Scratch {
     let scratch = Scratch::with_model(program(), &[]);
-    scratch
-        .run(&[
-            "layout",
-            "make",
-            "--model-dir",
-            "model",
-            "--devices",
-            "2",
-            "--heads",
-            "2:1",
-            "--mlp",
-            "60:40",
-            "--split-groups",
-            "--reduction",
-            "invariant",
-            "-o",
-            "good.json",
-        ])
-        .done();
+    let flags = "--devices 2 --heads 2:1 --mlp 60:40 --split-groups --reduction invariant";
+    scratch.layout("good.json", flags);
     scratch
 }
 
@@ -113,23 +96,17 @@ fn every_broken_rule_is_named() {
 #[test]
 fn proportions_that_fit_nothing_are_refused() {
     let scratch = Scratch::with_model(program(), &[]);
-    let make = |flags: &[&str]| {
-        scratch.run(
-            &[
-                &["layout", "make", "--model-dir", "model", "-o", "never.json"],
-                flags,
-            ]
-            .concat(),
-        )
-    };
-    make(&["--devices", "3", "--heads", "2:1"]).refused(&["3 devices"]);
-    make(&["--devices", "0"]).refused(&["0 devices"]);
-    make(&["--devices", "4000000000"]).refused(&["4000000000 devices"]);
-    make(&["--devices", "2", "--heads", "2:1", "--mlp", "1:1:1"]).refused(&["2 ranks", "3"]);
-    make(&["--devices", "2", "--heads", "0:0"]).refused(&["at least one weight above 0"]);
-    make(&["--devices", "2", "--heads", "2:x"]).refused(&["`x` in `2:x`"]);
-    make(&["--devices", "2", "--stages", "1:0"]).refused(&["stage 1 gets no layer"]);
-    make(&["--devices", "2", "--quantum", "0"]).refused(&["quantum is 0"]);
+    let make = |flags: &str| scratch.call(&format!("layout make --model-dir model -o never.json {flags}"));
+    make("--devices 3 --heads 2:1").refused(&["3 devices"]);
+    make("--devices 0").refused(&["0 devices"]);
+    make("--devices 4000000000").refused(&["4000000000 devices"]);
+    make("--devices 2 --heads 2:1 --mlp 1:1:1").refused(&["2 ranks", "3"]);
+    make("--devices 2 --heads 0:0").refused(&["at least one weight above 0"]);
+    make("--devices 2 --heads 2:x").refused(&["`x` in `2:x`"]);
+    make("--devices 2 --stages 1:0").refused(&["stage 1 gets no layer"]);
+    make("--devices 2 --quantum 0").refused(&["quantum is 0"]);
+    make("--devices 2 --numerics=").refused(&["no name of a profile", "cpu-f32/1"]);
+    make("--devices 2 --numerics \u{1b}[31m").refused(&["no name of a profile"]);
     assert!(
         !scratch.path().join("never.json").exists(),
         "a refused layout leaves nothing behind"

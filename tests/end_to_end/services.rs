@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use infercluster_tests::scratch::Scratch;
 use serde_json::{Value, json};
 
+use crate::generation::{TEXT, with_tokenizer};
 use crate::program;
 
 /// How long anything here may take, far above what a busy machine needs.
@@ -23,29 +24,9 @@ struct Served {
 
 impl Served {
     fn start(scratch: &Scratch) -> Self {
-        scratch
-            .run(&[
-                "layout",
-                "make",
-                "--model-dir",
-                "model",
-                "--devices",
-                "2",
-                "-o",
-                "even.json",
-            ])
-            .done();
-        let serve = [
-            "serve",
-            "--model-dir",
-            "model",
-            "--layout",
-            "even.json",
-            "--port",
-            "0",
-            "--json",
-        ];
-        let mut command = scratch.program().command(serve);
+        scratch.layout("even.json", "--devices 2");
+        let serve = "serve --model-dir model --layout even.json --port 0 --json";
+        let mut command = scratch.program().command(serve.split(' '));
         let mut child = command
             .current_dir(scratch.path())
             .stdout(Stdio::piped())
@@ -68,12 +49,14 @@ impl Served {
     }
 
     fn complete(&self, max_tokens: u32, stream: bool) -> ureq::http::Response<ureq::Body> {
-        let body =
-            json!({"prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": true, "stream": stream});
-        agent()
-            .post(format!("{}/v1/completions", self.url))
-            .send_json(body)
-            .unwrap()
+        self.post(
+            json!({"prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": true, "stream": stream}),
+        )
+    }
+
+    fn post(&self, body: Value) -> ureq::http::Response<ureq::Body> {
+        let request = agent().post(format!("{}/v1/completions", self.url));
+        request.send_json(body).unwrap()
     }
 
     fn status(&self, path: &str) -> u16 {
@@ -224,41 +207,14 @@ fn a_replay_reports_what_a_simulation_reports() {
     let scratch = Scratch::with_model(program(), &[]);
     let served = Served::start(&scratch);
     scratch
-        .run(&[
-            "trace",
-            "synth",
-            "--arrivals",
-            "poisson:50",
-            "--input",
-            "4-16",
-            "--output-tokens",
-            "4-8",
-            "--count",
-            "12",
-            "-o",
-            "trace.jsonl",
-        ])
+        .call("trace synth --arrivals poisson:50 --input 4-16 --output-tokens 4-8 --count 12 -o trace.jsonl")
         .done();
-    let open = ["replay", "--trace", "trace.jsonl", "--url", &served.url, "--json"];
-    let open = scratch.run(&open).done().json();
+    let open = format!("replay --trace trace.jsonl --url {} --json", served.url);
+    let open = scratch.call(&open).done().json();
     served.end();
-    let closed = [
-        "replay",
-        "--trace",
-        "trace.jsonl",
-        "--model-dir",
-        "model",
-        "--layout",
-        "even.json",
-        "--concurrency",
-        "4",
-        "--steps",
-        "even.steps.json",
-        "--requests-csv",
-        "requests.csv",
-        "--json",
-    ];
-    let closed = scratch.run(&closed).done().json();
+    let closed = "replay --trace trace.jsonl --model-dir model --layout even.json --concurrency 4 \
+                  --steps even.steps.json --requests-csv requests.csv --json";
+    let closed = scratch.call(closed).done().json();
     for report in [&open, &closed] {
         assert_eq!(
             (&report["completed"], &report["failed"]),
@@ -272,6 +228,40 @@ fn a_replay_reports_what_a_simulation_reports() {
     let steps: Value = serde_json::from_str(&steps).unwrap();
     assert!(!steps["steps"].as_array().unwrap().is_empty());
     scratch
-        .run(&["replay", "--trace", "trace.jsonl", "--url", "http://127.0.0.1:1"])
+        .call("replay --trace trace.jsonl --url http://127.0.0.1:1")
         .refused(&["http://127.0.0.1:1"]);
+}
+
+#[test]
+fn a_streamed_text_is_the_whole_text() {
+    let scratch = with_tokenizer();
+    let served = Served::start(&scratch);
+    let body =
+        |stream: bool| json!({"prompt": TEXT.0, "max_tokens": 200, "ignore_eos": true, "stream": stream});
+    let whole: Value = served.post(body(false)).into_body().read_json().unwrap();
+    let lines = BufReader::new(served.post(body(true)).into_body().into_reader()).lines();
+    let pieces: Vec<String> = lines
+        .map_while(Result::ok)
+        .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok())
+        .map(|chunk| chunk["choices"][0]["text"].as_str().unwrap().to_owned())
+        .collect();
+    served.end();
+    assert_eq!(pieces.concat(), whole["choices"][0]["text"].as_str().unwrap());
+    // Random weights mostly give bytes that are no text, and a run of those comes at once.
+    let said = pieces.iter().filter(|piece| !piece.is_empty()).count();
+    assert!(said > 3, "{pieces:?}");
+    let generate = [
+        "generate",
+        "--model-dir",
+        "model",
+        "--ignore-eos",
+        "--max-tokens",
+        "200",
+        "--json",
+    ];
+    let answer = scratch
+        .run(&[&generate[..], &["--prompt", TEXT.0]].concat())
+        .done();
+    assert_eq!(answer.json()["text"], whole["choices"][0]["text"]);
+    assert_eq!(whole["usage"]["prompt_tokens"], 8);
 }

@@ -7,36 +7,12 @@ use crate::program;
 /// A made model on two devices, one layout and a short trace.
 fn prepared() -> Scratch {
     let scratch = Scratch::with_model(program(), &[]);
-    scratch
-        .run(&[
-            "layout",
-            "make",
-            "--model-dir",
-            "model",
-            "--devices",
-            "2",
-            "-o",
-            "layout.json",
-        ])
-        .done();
+    scratch.layout("layout.json", "--devices 2");
     scratch
         .run(&["cluster", "show", "2 x l40s", "-o", "cluster.json"])
         .done();
     scratch
-        .run(&[
-            "trace",
-            "synth",
-            "--arrivals",
-            "poisson:50",
-            "--input",
-            "8-64",
-            "--output-tokens",
-            "4-16",
-            "--count",
-            "40",
-            "-o",
-            "trace.jsonl",
-        ])
+        .call("trace synth --arrivals poisson:50 --input 8-64 --output-tokens 4-16 --count 40 -o trace.jsonl")
         .done();
     scratch
 }

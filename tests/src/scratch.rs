@@ -45,6 +45,17 @@ impl Scratch {
         self.program.run(self.path(), arguments)
     }
 
+    /// Runs a command here that is written as in a shell; none of its words may hold a space.
+    pub fn call(&self, line: &str) -> crate::program::Answer {
+        self.run(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Makes a layout of the made model, by the given flags of `layout make`.
+    pub fn layout(&self, name: &str, flags: &str) {
+        self.call(&format!("layout make --model-dir model -o {name} {flags}"))
+            .done();
+    }
+
     /// Writes a file here.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(name);

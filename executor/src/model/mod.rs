@@ -61,7 +61,7 @@ pub enum ModelError {
         what: &'static str,
     },
     /// A layout made for another numerics profile.
-    #[error("the layout asks for the numerics profile {asked}, this device computes in {found}")]
+    #[error("the layout asks for the numerics profile {asked:?}, this device computes in {found:?}")]
     Numerics {
         /// What the layout says.
         asked: String,

@@ -1,13 +1,12 @@
 //! `/admin`: the layout in force, and changes of it. Answered only to this machine, where whoever can connect may
-//! also end the process.
+//! also end the process, and not to pages in a browser on it, which anybody may have written.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::StringRejection;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use infercluster_spec::json::{self, Document, DocumentError};
@@ -15,26 +14,30 @@ use infercluster_spec::{Layout, MigrationPlan};
 use serde_json::{Value, json};
 
 use super::Shared;
+use super::body::WholeBody;
 use super::failure::Failure;
 use crate::coordinator::{MigrationError, PlanError};
 
-/// Lets only this machine through.
+/// Lets only programs of this machine through.
 pub(super) async fn only_this_machine(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
-    if peer.ip().to_canonical().is_loopback() {
+    let message = if !peer.ip().to_canonical().is_loopback() {
+        "administration is answered on the loopback address only"
+    } else if request.headers().contains_key(header::ORIGIN) {
+        "administration is not answered to pages in a browser"
+    } else {
         return next.run(request).await;
-    }
-    let message = "administration is answered on the loopback address only";
+    };
     Failure::malformed(StatusCode::FORBIDDEN, message).into_response()
 }
 
 /// The layout in force, as a document.
 pub(super) async fn layout(State(shared): State<Arc<Shared>>) -> Result<Response, Failure> {
     let (_, layout) = shared.coordinator.layout().await?;
-    let headers = [(axum::http::header::CONTENT_TYPE, "application/json")];
+    let headers = [(header::CONTENT_TYPE, "application/json")];
     Ok((headers, json::write(&layout)).into_response())
 }
 
@@ -47,10 +50,12 @@ pub(super) async fn migration(State(shared): State<Arc<Shared>>) -> Result<Json<
 /// A client that goes away does not stop what has begun.
 pub(super) async fn migrate(
     State(shared): State<Arc<Shared>>,
-    body: Result<String, StringRejection>,
+    WholeBody(body): WholeBody,
 ) -> Result<Json<Value>, Failure> {
-    let body = body.map_err(|rejection| Failure::malformed(rejection.status(), rejection.body_text()))?;
-    let reports = match way(&body)? {
+    let body = str::from_utf8(&body).map_err(|error| {
+        Failure::malformed(StatusCode::BAD_REQUEST, format!("the body is no text: {error}"))
+    })?;
+    let reports = match way(body)? {
         Way::To(layout) => vec![shared.coordinator.migrate(*layout).await?],
         Way::Along(plan) => shared.coordinator.migrate_along(*plan).await?,
     };

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
@@ -16,8 +14,9 @@ use tokenizers::Tokenizer;
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::Shared;
+use super::body::WholeBody;
 use super::detokenize::Detokenizer;
-use super::failure::Failure;
+use super::failure::{Failure, shortened};
 use super::parameters::{Parameters, Prompt};
 use crate::clock;
 use crate::coordinator::{FinishReason, GenerationRequest, StreamEvent, TokenStream};
@@ -30,9 +29,8 @@ static NEXT_ANSWER: AtomicU64 = AtomicU64::new(0);
 /// The handler.
 pub(super) async fn complete(
     State(shared): State<Arc<Shared>>,
-    body: Result<Bytes, BytesRejection>,
+    WholeBody(body): WholeBody,
 ) -> Result<Response, Failure> {
-    let body = body.map_err(|rejection| Failure::malformed(rejection.status(), rejection.body_text()))?;
     let object: Map<String, Value> = serde_json::from_slice(&body).map_err(|error| {
         Failure::malformed(
             StatusCode::BAD_REQUEST,
@@ -45,7 +43,11 @@ pub(super) async fn complete(
         .as_ref()
         .filter(|model| **model != shared.model_name)
     {
-        let message = format!("model `{model}` is not served, `{}` is", shared.model_name);
+        let message = format!(
+            "model `{}` is not served, `{}` is",
+            shortened(model),
+            shared.model_name
+        );
         return Err(Failure::malformed(StatusCode::NOT_FOUND, message));
     }
     let prompts = tokenize(&shared, parameters.prompts.clone()).await?;

@@ -7,6 +7,17 @@ use serde_json::{Value, json};
 
 use crate::coordinator::RequestError;
 
+/// Letters of a client's own words that an answer repeats.
+const REPEATED_LETTERS: usize = 80;
+
+/// The beginning of what a client sent, enough to find it.
+pub(super) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(REPEATED_LETTERS) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// An error answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {

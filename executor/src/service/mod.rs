@@ -4,9 +4,11 @@
 //! cancels its request. Listens on loopback unless told otherwise.
 
 mod admin;
+mod body;
 mod completions;
 mod detokenize;
 mod failure;
+mod listen;
 mod metrics;
 mod parameters;
 
@@ -29,6 +31,7 @@ use tokio::sync::oneshot;
 use crate::clock;
 use crate::coordinator::Coordinator;
 use failure::Failure;
+use listen::Patience;
 
 /// Longest body that is read: a million tokens as text.
 const BODY_LIMIT: usize = 8 << 20;
@@ -122,14 +125,8 @@ impl Service {
         let address = listener.local_addr().map_err(listen)?;
         let (shutdown, ending) = oneshot::channel();
         let server = runtime.spawn(async move {
-            let routes = routes(shared).into_make_service_with_connect_info::<SocketAddr>();
-            let serve = axum::serve(listener, routes);
             tokio::select! {
-                ended = serve.into_future() => {
-                    if let Err(error) = ended {
-                        tracing::error!("the HTTP service ended: {error}");
-                    }
-                }
+                () = listen::serve(listener, routes(shared), Patience::of_this_process()) => {}
                 _ = ending => {}
             }
         });
@@ -216,6 +213,12 @@ fn routes(shared: Arc<Shared>) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
+        .method_not_allowed_fallback(|| async {
+            Failure::malformed(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this path has another method, which the header `allow` names",
+            )
+        })
         .fallback(|| async { Failure::malformed(StatusCode::NOT_FOUND, "there is nothing at this path") })
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(shared)

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::failure::Failure;
+use super::failure::{Failure, shortened};
 
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,20 +72,31 @@ impl Parameters {
             "stream" => self.stream = switch(name, &value)?,
             "ignore_eos" => self.ignore_eos = switch(name, &value)?,
             "logits_hash" => self.logits_hash = switch(name, &value)?,
-            "stream_options" => {
-                let wanted = value.get("include_usage").unwrap_or(&Value::Bool(false));
-                self.include_usage = switch("stream_options", wanted)?;
-            }
+            "stream_options" => self.include_usage = include_usage(&value)?,
             other if is_neutral(other, &value) => {}
             other => {
                 let message = format!(
-                    "`{other}` = {value} is not supported: decoding is greedy, one answer a prompt, and {other} may \
-                     only be absent or neutral"
+                    "`{name}` = {} is not supported: decoding is greedy, one answer a prompt, and {name} may only be \
+                     absent or neutral",
+                    shown(&value),
+                    name = shortened(other),
                 );
-                return Err(Failure::bad_request(other, message));
+                return Err(Failure::bad_request(&shortened(other), message));
             }
         }
         Ok(())
+    }
+}
+
+/// The one option of a stream that is known; others are left for clients that set what they do not need.
+fn include_usage(value: &Value) -> Result<bool, Failure> {
+    let Some(options) = value.as_object() else {
+        let message = format!("`stream_options` is {}, expected an object", shown(value));
+        return Err(Failure::bad_request("stream_options", message));
+    };
+    match options.get("include_usage") {
+        None | Some(Value::Null) => Ok(false),
+        Some(wanted) => switch("stream_options.include_usage", wanted),
     }
 }
 
@@ -94,13 +105,13 @@ fn text(name: &str, value: Value) -> Result<String, Failure> {
         Value::String(text) => Ok(text),
         other => Err(Failure::bad_request(
             name,
-            format!("`{name}` is {other}, expected a text"),
+            format!("`{name}` is {}, expected a text", shown(&other)),
         )),
     }
 }
 
 fn switch(name: &str, value: &Value) -> Result<bool, Failure> {
-    let expected = || format!("`{name}` is {value}, expected true or false");
+    let expected = || format!("`{name}` is {}, expected true or false", shown(value));
     value
         .as_bool()
         .ok_or_else(|| Failure::bad_request(name, expected()))
@@ -110,7 +121,8 @@ fn count(name: &str, value: &Value) -> Result<u32, Failure> {
     let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
     let expected = || {
         format!(
-            "`{name}` is {value}, expected a whole number from 1 to {}",
+            "`{name}` is {}, expected a whole number from 1 to {}",
+            shown(value),
             u32::MAX
         )
     };
@@ -156,8 +168,16 @@ fn tokens(items: &[Value]) -> Result<Vec<u32>, Failure> {
 }
 
 fn bad_prompt(found: &Value) -> Failure {
-    let message = format!("`prompt` holds {found}, expected a text, a list of token ids or a list of either");
+    let message = format!(
+        "`prompt` holds {}, expected a text, a list of token ids or a list of either",
+        shown(found)
+    );
     Failure::bad_request("prompt", message)
+}
+
+/// A value as a message names it.
+fn shown(value: &Value) -> String {
+    shortened(&value.to_string())
 }
 
 #[cfg(test)]
@@ -214,9 +234,12 @@ mod tests {
             ("logprobs", json!(1)),
             ("max_tokens", json!(0)),
             ("stream", json!("yes")),
+            ("stream_options", json!(7)),
         ];
         for (name, value) in refused {
             assert_eq!(read(json!({ "prompt": [1], name: value })), Err(json!(name)));
         }
+        let options = json!({ "prompt": [1], "stream_options": { "include_usage": 5 } });
+        assert_eq!(read(options), Err(json!("stream_options.include_usage")));
     }
 }

@@ -3,7 +3,7 @@
 //! A hello names the numerics profile that its sender computes in. A worker hears in its welcome how the model
 //! turns positions, and its first control message carries the hash of the table that it makes of them.
 //!
-//! The acceptor reads one hello of at most 1 KiB within [`HANDSHAKE_DEADLINE`]. Anything else closes the
+//! The acceptor reads one hello of at most 1 KiB and waits for it no longer than [`HANDSHAKE_DEADLINE`]. Anything else closes the
 //! connection and changes nothing; where the peer speaks the protocol it hears the reason.
 
 use std::fmt;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::frame::Kind;
 use super::{Connection, WireError};
 
-/// How long a whole handshake may take.
+/// How long each side waits for the other's word, and then for the rest of it.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// The widest head whose rotations are computed at another's word.
 const HEAD_DIM_LIMIT: u32 = 1 << 14;

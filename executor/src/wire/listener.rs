@@ -45,6 +45,7 @@ impl Listener {
         let gate = Arc::new(Gate {
             admission,
             pending: AtomicUsize::new(0),
+            flooded: AtomicBool::new(false),
             expected: Box::new(expected),
             admit: Box::new(admit),
         });
@@ -85,6 +86,8 @@ impl Drop for Listener {
 struct Gate {
     admission: Admission,
     pending: AtomicUsize,
+    /// Whether it was said that there is no place: a flood of strangers is one line, not one each.
+    flooded: AtomicBool,
     expected: Box<dyn Fn(&Hello) -> bool + Send + Sync>,
     admit: Box<dyn Fn(Hello, Result<Connection, Unwelcome>) + Send + Sync>,
 }
@@ -109,9 +112,14 @@ fn accept_loop(socket: &TcpListener, closing: &AtomicBool, gate: &Arc<Gate>) {
 fn gate_keep(gate: &Arc<Gate>, stream: TcpStream, peer: SocketAddr) {
     if gate.pending.fetch_add(1, Ordering::AcqRel) >= PENDING_LIMIT {
         gate.pending.fetch_sub(1, Ordering::AcqRel);
-        tracing::warn!("connection from {peer} closed: {PENDING_LIMIT} handshakes are under way already");
+        if !gate.flooded.swap(true, Ordering::AcqRel) {
+            tracing::warn!(
+                "connections are closed, that from {peer} first: {PENDING_LIMIT} handshakes are under way already"
+            );
+        }
         return;
     }
+    gate.flooded.store(false, Ordering::Release);
     let keeper = Arc::clone(gate);
     let spawned = thread::Builder::new()
         .name("handshake".to_owned())

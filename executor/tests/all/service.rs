@@ -165,6 +165,18 @@ fn refusals_name_the_parameter() {
         ),
         (json!([1]), 400, Value::Null, "no JSON object"),
         (
+            json!({ "prompt": [1], "stop": "x".repeat(100_000) }),
+            400,
+            json!("stop"),
+            "xxx.. is not supported",
+        ),
+        (
+            json!({ "prompt": [1], "model": "x".repeat(100_000) }),
+            404,
+            Value::Null,
+            "xxx..` is not served",
+        ),
+        (
             // With its quotes and key one byte over the limit of 8 MiB: the refusal comes once all is sent, so the
             // connection is not closed on a client that still writes.
             json!({ "prompt": "x".repeat((8 << 20) - 12) }),
@@ -176,6 +188,7 @@ fn refusals_name_the_parameter() {
     for (body, status, param, message) in cases {
         let (found, answer) = running.post(&body);
         assert_eq!(found, status, "{answer}");
+        assert!(answer.to_string().len() < 1000, "{answer}");
         assert_eq!(answer["error"]["param"], param, "{answer}");
         assert!(
             answer["error"]["message"].as_str().unwrap().contains(message),
@@ -195,6 +208,16 @@ fn health_models_metrics_and_times_are_there() {
     assert_eq!(running.get("/healthz"), (200, "ok\n".to_owned()));
     assert_eq!(running.get("/readyz"), (200, "ready\n".to_owned()));
     assert_eq!(running.get("/nowhere").0, 404);
+    let (status, answer) = running.get("/v1/completions");
+    assert!(status == 405 && answer.contains("`allow`"), "{status} {answer}");
+    // A page in a browser of this machine says where it is from.
+    let from_a_page = ureq::get(running.url("/admin/layout"))
+        .header("origin", "http://example.com")
+        .config()
+        .http_status_as_error(false)
+        .build();
+    assert_eq!(from_a_page.call().unwrap().status().as_u16(), 403);
+    assert_eq!(running.get("/admin/layout").0, 200);
     let (_, models) = running.get("/v1/models");
     assert!(models.contains("\"id\":\"made\""), "{models}");
     let (_, page) = running.get("/metrics");

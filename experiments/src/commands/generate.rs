@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{anyhow, bail};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use infercluster_executor::coordinator::{Coordinator, FinishReason};
 use infercluster_executor::generate::{GenerateOptions, Generated, generate};
 use infercluster_executor::service::load_tokenizer;
@@ -19,23 +19,26 @@ use crate::screen::Screen;
 
 /// Generates for one or several prompts and ends.
 ///
-/// Decoding is greedy, ties go to the lowest id. Prompt ids are taken verbatim. Repeated --prompt-ids run as
-/// one batch and are answered by a list.
+/// Decoding is greedy, ties go to the lowest id. Prompt ids are taken verbatim; a text becomes ids by the model's
+/// tokenizer, which may put its begin-of-text before them. Repeated prompts run as one batch and are answered by a
+/// list.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("prompts").required(true).args(["prompt_ids", "prompt"])))]
 #[command(after_help = "Examples:\n  \
     infercluster generate --model-dir tiny --prompt-ids 1,2,3 --max-tokens 8\n  \
     infercluster generate --model-dir tiny --layout uneven.json --prompt-ids 1,2,3 --prompt-ids 9 --max-tokens 8 \
     --logits --json\n  \
-    infercluster generate --model-dir tiny --layout uneven.json --speed 1.0:0.4 --prompt-ids 5 --max-tokens 32")]
+    infercluster generate --model-dir tiny --layout uneven.json --speed 1.0:0.4 --prompt-ids 5 --max-tokens 32\n  \
+    infercluster generate --model-dir SmolLM2 --prompt \"Once upon a time\" --max-tokens 32")]
 pub(crate) struct Generate {
     #[command(flatten)]
     run: RunFlags,
-    /// Token ids of a prompt; may stand several times.
-    #[arg(long, required_unless_present = "prompt", conflicts_with = "prompt")]
-    prompt_ids: Vec<PromptIds>,
-    /// Text of a prompt, for a model folder with a tokenizer.json.
+    /// Token ids of a prompt, such as 1,2,3; may stand several times.
     #[arg(long)]
-    prompt: Option<String>,
+    prompt_ids: Vec<PromptIds>,
+    /// Text of a prompt, for a model folder with a tokenizer.json; may stand several times.
+    #[arg(long)]
+    prompt: Vec<String>,
     /// Most tokens to generate.
     #[arg(long, default_value_t = 16)]
     max_tokens: u32,
@@ -114,10 +117,9 @@ pub(crate) fn run(arguments: &Generate, screen: &Screen) -> anyhow::Result<Outco
         bail!("--max-tokens is 0, at least 1 is needed");
     }
     let texts = Texts::of(&arguments.run.model_dir)?;
-    let prompts: Vec<Vec<u32>> = match &arguments.prompt {
-        Some(text) => vec![texts.ids(text)?],
-        None => arguments.prompt_ids.iter().map(|ids| ids.0.clone()).collect(),
-    };
+    let from_texts = arguments.prompt.iter().map(|text| texts.ids(text));
+    let given = arguments.prompt_ids.iter().map(|ids| Ok(ids.0.clone()));
+    let prompts: Vec<Vec<u32>> = given.chain(from_texts).collect::<anyhow::Result<_>>()?;
     let coordinator = Coordinator::start(arguments.run.options()?)?;
     let options = GenerateOptions {
         max_tokens: arguments.max_tokens,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum};
 use infercluster_planner::draw::draw_layout;
 use infercluster_planner::proportional::{ProportionalRequest, proportional_layout};
@@ -11,8 +12,12 @@ use infercluster_spec::validate::validate_layout;
 use infercluster_spec::{Dtype, IndexRange, Layout};
 
 use crate::Outcome;
+use crate::failure::WithFix as _;
 use crate::screen::{Columns, Screen};
 use crate::{io, models};
+
+/// Letters of the name of a numerics profile.
+const PROFILE_LIMIT: usize = 64;
 
 /// Makes a layout from proportions, or draws one.
 #[derive(Debug, Args)]
@@ -113,6 +118,13 @@ pub(crate) fn run(command: LayoutCommand, screen: &Screen) -> anyhow::Result<Out
 }
 
 fn make(arguments: &Make, screen: &Screen) -> anyhow::Result<Outcome> {
+    let name = &arguments.numerics;
+    if name.is_empty() || name.len() > PROFILE_LIMIT || name.contains(|c: char| !c.is_ascii_graphic()) {
+        let refused = Err(anyhow!(
+            "--numerics {name:?} is no name of a profile: 1 to {PROFILE_LIMIT} letters without spaces are"
+        ));
+        return refused.fix(format!("name one that exists, such as {CPU_F32}"));
+    }
     let model = models::read(&arguments.model_dir)?.model;
     let mut request = ProportionalRequest::equal(arguments.devices);
     request.stages.clone_from(&arguments.stages);

@@ -1,7 +1,8 @@
 //! `serve`: a layout as a service.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
+use anyhow::Context as _;
 use clap::Args;
 use infercluster_executor::coordinator::{Coordinator, WorkerStatus};
 use infercluster_executor::service::{Service, ServiceOptions};
@@ -13,7 +14,9 @@ use crate::screen::Screen;
 
 /// Serves a model over HTTP until it is interrupted; starts a worker process for every device of the layout.
 ///
-/// Answers /v1/completions (streams too), /v1/models, /healthz, /readyz and /metrics.
+/// Answers /v1/completions (streams too), /v1/models, /healthz, /readyz and /metrics; programs of this machine also
+/// reach /admin/layout, /admin/migrate, /admin/migration and /admin/measurements. A text as prompt needs a
+/// tokenizer.json in the model folder; token ids need nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     infercluster serve --model-dir tiny --layout uneven.json --port 8000\n  \
@@ -39,8 +42,11 @@ struct Started {
 /// Runs the command until a signal ends it.
 pub(crate) fn run(arguments: &Serve, screen: &Screen) -> anyhow::Result<Outcome> {
     let options = arguments.run.options()?;
+    let address = SocketAddr::new(arguments.host, arguments.port);
+    // A port that is taken is named now, and not after a large model was loaded.
+    drop(TcpListener::bind(address).with_context(|| format!("listening on {address}"))?);
     let service = ServiceOptions {
-        address: SocketAddr::new(arguments.host, arguments.port),
+        address,
         model_name: options.model.name.clone(),
         max_context: options.model.max_positions,
         vocab: options.model.vocab,
