@@ -21,14 +21,20 @@ pub(super) struct Detokenizer {
     context: usize,
     /// The text of tokens before this one is out.
     read: usize,
+    /// Whether the last token with a text is a byte: tokens without one do not end its run.
+    in_run: bool,
 }
 
 impl Detokenizer {
     /// The text that a token completes, often empty inside a letter.
     pub(super) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<String, tokenizers::Error> {
         self.tokens.push(token);
+        let word = tokenizer.id_to_token(token);
+        if let Some(word) = word.filter(|word| !tokenizer.get_added_vocabulary().is_special_token(word)) {
+            self.in_run = is_byte(&word);
+        }
         let text = self.pending(tokenizer)?;
-        if !self.is_ready(&text, is_byte(tokenizer, token)) {
+        if !self.is_ready(&text) {
             return Ok(String::new());
         }
         // Decoders treat the first text of a list as the beginning of a line, so the context always has some.
@@ -47,10 +53,10 @@ impl Detokenizer {
         self.pending(tokenizer)
     }
 
-    fn is_ready(&self, text: &str, in_run: bool) -> bool {
+    fn is_ready(&self, text: &str) -> bool {
         let held = self.tokens.len() - self.read;
         let whole = !text.ends_with(char::REPLACEMENT_CHARACTER);
-        whole && (!in_run || held >= RUN_LIMIT) || held >= HELD_LIMIT
+        whole && (!self.in_run || held >= RUN_LIMIT) || held >= HELD_LIMIT
     }
 
     /// The text that is not out.
@@ -62,10 +68,9 @@ impl Detokenizer {
     }
 }
 
-/// Whether a token stands for one byte, as `<0xE6>` does.
-fn is_byte(tokenizer: &Tokenizer, token: u32) -> bool {
-    let word = tokenizer.id_to_token(token);
-    word.is_some_and(|word| word.len() == 6 && word.starts_with("<0x") && word.ends_with('>'))
+/// Whether a word stands for one byte, as `<0xE6>` does.
+fn is_byte(word: &str) -> bool {
+    word.len() == 6 && word.starts_with("<0x") && word.ends_with('>')
 }
 
 #[cfg(test)]
@@ -149,10 +154,20 @@ mod tests {
         let tokenizer = byte_fallback();
         let id = |word: &str| tokenizer.token_to_id(word).unwrap();
         let crab = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x80>"].map(id);
-        let tokens = [&[id("▁hello")], &crab[..], &[id("</s>"), id("▁world")]].concat();
-        // A special token has no text, but ends the run; the space after it is inside the line.
-        let expected = ["hello", "", "", "", "", "🦀", " world", ""];
-        assert_eq!(pieces(&tokenizer, &tokens), expected);
+        let tokens = [&[id("▁hello")], &crab[..], &[id("▁world")]].concat();
+        assert_eq!(
+            pieces(&tokenizer, &tokens),
+            ["hello", "", "", "", "", "🦀 world", ""]
+        );
+        // A special token and an id without a word have no text and end no run: the letter is whole after them.
+        let tokens = [&crab[..2], &[id("</s>"), 5000], &crab[2..], &[id("▁world")]].concat();
+        assert_eq!(
+            pieces(&tokenizer, &tokens),
+            ["", "", "", "", "", "", "🦀 world", ""]
+        );
+        // The space after a special token is inside the line.
+        let tokens = [id("▁hello"), id("</s>"), id("▁world")];
+        assert_eq!(pieces(&tokenizer, &tokens), ["hello", "", " world", ""]);
     }
 
     #[test]
