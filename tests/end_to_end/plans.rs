@@ -168,7 +168,7 @@ fn layers_are_placed_for_the_most_flow() {
     );
     let table = scratch.run(&["plan", "flow", "problem.json"]).done();
     assert!(table.stdout.contains("8.00 tokens/s"), "{table}");
-    scratch.write("short.json", &PROBLEM.replace("\"layers\": 4", "\"layers\": 9"));
+    scratch.write("short.json", PROBLEM.replace("\"layers\": 4", "\"layers\": 9"));
     let short = scratch.run(&["plan", "flow", "short.json", "--json"]);
     assert_eq!(
         (short.code, short.json()["objective"].as_f64()),

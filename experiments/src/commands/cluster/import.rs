@@ -262,11 +262,7 @@ fn people(shown: &[Shown], assembly: &Assembly) -> String {
             None => format!("{key} absent"),
         }));
         parts.push(if dump.complete { "complete" } else { "incomplete" }.to_owned());
-        text.push_str(
-            &picture::item(&format!("{file}: {}", parts.join(", ")))
-                .trim_start()
-                .to_owned(),
-        );
+        text.push_str(picture::item(&format!("{file}: {}", parts.join(", "))).trim_start());
         for problem in &dump.problems {
             text.push_str(&picture::item(&format!(
                 "line {}: {}",

@@ -211,7 +211,7 @@ fn headers_may_stand_twice() {
                 .any(|start| line.starts_with(start))
         };
         let mut lines: Vec<&str> = good.text.split_inclusive('\n').collect();
-        let header = lines.iter().position(|line| is_header(line)).unwrap();
+        let header = lines.iter().position(is_header).unwrap();
         lines.insert(header + 2, lines[header]);
         let found = read(good, &lines.concat()).unwrap();
         assert_eq!(
