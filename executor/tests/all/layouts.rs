@@ -170,7 +170,11 @@ fn an_emulated_device_is_slow_and_gives_the_same_bits() {
     );
     let measured = coordinator.measurements_blocking().unwrap();
     let checks = measured.speed_checks();
-    assert_eq!((checks[0].asked, checks[0].achieved), (1.0, Some(1.0)));
+    // What other work took of its core counts against it.
+    assert!(
+        checks[0].asked == 1.0 && checks[0].achieved.unwrap() <= 1.0,
+        "{checks:?}"
+    );
     // Waits may overshoot on a busy machine, which is paid back later, but they never fall short.
     assert!(
         checks[1].asked == 0.4 && checks[1].achieved.unwrap() <= 0.4 * 1.001,

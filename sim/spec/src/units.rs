@@ -212,10 +212,10 @@ macro_rules! integer_unit {
                 let (value, factor) = split_quantity(text, $text, $accepted)?;
                 let scaled = value * factor;
                 // 2^53: past it an f64 no longer holds every integer.
-                if scaled > 9_007_199_254_740_992.0 && exact_integer(text, $exact).is_none() {
+                if scaled > 9_007_199_254_740_992.0 && exact_integer(text, $text).is_none() {
                     return Err(UnitError::OutOfRange { text: text.to_owned(), limit: Self(1 << 53).to_file_text() });
                 }
-                Ok(Self(exact_integer(text, $exact).unwrap_or(scaled.round() as u64)))
+                Ok(Self(exact_integer(text, $text).unwrap_or(scaled.round() as u64)))
             }
         }
         impl Serialize for $name {
@@ -264,11 +264,13 @@ macro_rules! integer_unit {
     };
 }
 
-/// `"123 KiB"` with a whole number, without the detour over `f64`.
-fn exact_integer(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let (number, unit) = text.trim().split_once(' ')?;
+/// A whole number of a unit, such as `123 KiB` or `40h`, without the detour over `f64`.
+fn exact_integer(text: &str, units: &[(&str, f64)]) -> Option<u64> {
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
     let (_, factor) = units.iter().find(|(name, _)| *name == unit.trim())?;
-    number.parse::<u64>().ok()?.checked_mul(*factor)
+    // Every factor of an integer unit is a whole number that `f64` holds.
+    number.parse::<u64>().ok()?.checked_mul(*factor as u64)
 }
 
 const BYTES_EXACT: &[(&str, u64)] = &[
@@ -557,6 +559,7 @@ mod tests {
 
     #[test]
     fn quantities_read_back_from_their_file_text() {
+        assert_eq!("40h".parse(), Ok(SimDuration(144_000_000_000_000_000)));
         for value in [0, 1, 1023, 1024, 3 << 30, 80_000_000_000, u64::MAX] {
             assert_eq!(Bytes(value).to_file_text().parse(), Ok(Bytes(value)));
             assert_eq!(SimDuration(value).to_file_text().parse(), Ok(SimDuration(value)));

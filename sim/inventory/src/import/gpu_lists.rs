@@ -46,6 +46,11 @@ struct Listed {
     is_told: bool,
 }
 
+/// Whether a word is the first of a device's line, or the start of it.
+fn begins_device(word: &str) -> bool {
+    "GPU".starts_with(word) || "MIG".starts_with(word)
+}
+
 /// `nvidia-smi -L`.
 pub(super) fn list(text: &Text) -> Result<Option<Import>, ImportError> {
     let mut import = Import::new(Kind::SmiList);
@@ -62,6 +67,8 @@ pub(super) fn list(text: &Text) -> Result<Option<Import>, ImportError> {
             if !line.text.trim_end().ends_with(')') {
                 import.lost(line.number, "the line of a MIG device is cut");
             }
+        } else if !devices.is_empty() && !line.is_ended && begins_device(line.first()) {
+            import.lost(line.number, "the text ends within the line of a device");
         }
     }
     if devices.is_empty() {

@@ -56,14 +56,37 @@ pub(super) fn read(xml: &Xml, text: &Text) -> Result<Import, ImportError> {
         import.lost(*line, what.clone());
     }
     refuse_loops(xml, text, &mut import)?;
+    for interface in named("nic") {
+        if !xml.below(interface).any(|(_, element)| element.name == "net") {
+            import.lost(xml.elements[interface].line, "the interface lists no network");
+        }
+    }
+    let damaged = xml.elements.iter().find(|element| is_damaged(element));
     if gpus.len() + nics.len() > DEVICES_LIMIT {
         let line = xml.elements[0].line;
         return Err(text.too_many(line, "devices and interfaces in one host", DEVICES_LIMIT as u64));
     }
     import.facts.host.gpus = gpus.iter().map(|position| gpu(xml, *position)).collect();
     import.facts.host.nics = nics.iter().map(|position| nic(xml, *position)).collect();
-    connect(xml, &gpus, &nics, &mut import);
+    match damaged {
+        // A bridge that is not known as one would bring devices closer than they are.
+        Some(element) => {
+            let what = format!("<{}> is damaged, no links are taken from this dump", element.name);
+            import.lost(element.line, what);
+        }
+        None => connect(xml, &gpus, &nics, &mut import),
+    }
     Ok(import)
+}
+
+/// An element of no name that NCCL writes, a PCI function without its place, or attributes that are damaged.
+fn is_damaged(element: &Element) -> bool {
+    const NAMES: [&str; 9] = [
+        "system", "cpu", "pci", "gpu", "nic", "net", "nvlink", "xgmi", "c2c",
+    ];
+    let is_known = NAMES.contains(&element.name.as_str());
+    let is_placed = element.name != "pci" || element.attribute("busid").is_some();
+    element.is_damaged || !is_known || !is_placed
 }
 
 fn all(xml: &Xml, is_one: impl Fn(&Element) -> bool) -> Vec<usize> {

@@ -194,7 +194,7 @@ impl Rows {
             self.import.lost(line, what);
             self.is_shifted |= record.len() > self.fields.len();
             // A row that is too short is the last one, cut; any other may be a piece of a wrapped one.
-            if is_bare || !is_last || self.is_broken {
+            if is_bare || !is_last || self.is_broken || record.len() < 2 {
                 self.is_broken = true;
                 return true;
             }

@@ -29,6 +29,8 @@ struct Reader {
     part: Part,
     open: Option<Open>,
     mig_devices: Option<usize>,
+    /// Columns of the widest rule.
+    width: usize,
 }
 
 pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
@@ -37,6 +39,7 @@ pub(super) fn read(text: &Text) -> Result<Option<Import>, ImportError> {
         part: Part::Before,
         open: None,
         mig_devices: None,
+        width: 0,
     };
     let mut last_line = 0;
     for line in lines(text.body()) {
@@ -80,6 +83,13 @@ impl Reader {
     fn line(&mut self, line: &Line) {
         let text = line.text.trim();
         let cells = line.cells();
+        let width = text.chars().count();
+        if text.starts_with("+-") || text.starts_with("|-") {
+            self.width = self.width.max(width);
+        }
+        if self.part == Part::Devices && !line.is_ended && width < self.width {
+            self.import.lost(line.number, "the text ends within the table");
+        }
         if text.contains("Bus-Id") && text.contains("Name") {
             self.close(line.number, false);
             self.part = Part::Devices;

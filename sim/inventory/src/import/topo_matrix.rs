@@ -235,7 +235,8 @@ impl Reader {
             return;
         }
         let Some(row) = self.matrix.devices.iter().position(|name| name == words[0]) else {
-            if cell(words[0]).is_some() && words.get(1).is_some_and(|word| cell(word).is_some()) {
+            // A legend explains a cell behind an equals sign.
+            if cell(words[0]).is_some() && words.get(1) != Some(&"=") {
                 let what = format!(
                     "the line starts with a cell, `{}`: the table is wrapped",
                     words[0]

@@ -2,6 +2,7 @@
 //! where the text breaks off, what was read so far is kept.
 
 use quick_xml::Reader;
+use quick_xml::events::attributes::Attribute;
 use quick_xml::events::{BytesStart, Event};
 
 use super::error::ImportError;
@@ -25,6 +26,8 @@ pub(super) struct Element {
     /// Position after the last element below.
     end: usize,
     pub(super) line: usize,
+    /// Whether an attribute cannot be read or goes over a line end, as where a terminal has wrapped it.
+    pub(super) is_damaged: bool,
 }
 
 impl Element {
@@ -211,6 +214,10 @@ impl Parsing<'_> {
                 limit: DEPTH_LIMIT,
             });
         }
+        let is_whole = |attribute: Result<Attribute, _>| {
+            attribute.is_ok_and(|attribute| !attribute.value.contains(&b'\n'))
+        };
+        let is_damaged = !tag.attributes().take(ATTRIBUTES_LIMIT).all(is_whole);
         let attributes = tag
             .attributes()
             .take(ATTRIBUTES_LIMIT)
@@ -231,6 +238,7 @@ impl Parsing<'_> {
             parent: self.open.last().copied(),
             end: usize::MAX,
             line: self.line,
+            is_damaged,
         });
         self.open.push(position);
         Ok(())
