@@ -2,6 +2,7 @@
 
 use std::io::BufRead;
 
+use infercluster_spec::json;
 use serde_json::{Map, Value};
 
 use crate::error::TraceError;
@@ -63,12 +64,7 @@ fn object(builder: &Builder, line: u64, text: &str) -> Result<Map<String, Value>
         file: builder.file().to_owned(),
         line,
         column: error.column(),
-        message: error
-            .to_string()
-            .split(" at line ")
-            .next()
-            .unwrap_or_default()
-            .to_owned(),
+        message: json::message_of(&error),
     })
 }
 

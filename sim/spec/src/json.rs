@@ -81,14 +81,18 @@ fn from_value<T: DeserializeOwned>(file: &str, value: Value) -> Result<T, Docume
 }
 
 fn syntax(file: &str, error: &serde_json::Error) -> DocumentError {
-    let (line, column, message) = (error.line(), error.column(), error.to_string());
-    let message = message.split(" at line ").next().unwrap_or_default().to_owned();
     DocumentError::Syntax {
         file: file.to_owned(),
-        line,
-        column,
-        message,
+        line: error.line(),
+        column: error.column(),
+        message: message_of(error),
     }
+}
+
+/// What is wrong with a JSON text, without the place: whoever names the file says that in its own words.
+pub fn message_of(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    message.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
 /// The document as indented JSON with sorted keys and a final newline.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::Path;
 
+use infercluster_spec::json;
 use serde_json::{Map, Value};
 
 use super::{Client, ClientPool, Distribution, GapForm, LengthWindow, RateWindow};
@@ -174,12 +175,7 @@ pub fn lengths(file: &str, text: &str) -> Result<Vec<LengthWindow>, TraceError> 
         file: file.to_owned(),
         line: error.line() as u64,
         column: error.column(),
-        message: error
-            .to_string()
-            .split(" at line ")
-            .next()
-            .unwrap_or_default()
-            .to_owned(),
+        message: json::message_of(&error),
     })?;
     let mut lengths = Vec::new();
     for (start, window) in &windows {

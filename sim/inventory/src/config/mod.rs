@@ -12,6 +12,7 @@ pub(crate) mod relaxed;
 use std::io::Read;
 use std::path::Path;
 
+use infercluster_spec::json;
 use infercluster_spec::model::{Dtype, Llama3RopeScaling, Model, Rope};
 use serde_json::{Map, Value};
 
@@ -112,12 +113,7 @@ fn parse(file: &str, text: &str) -> Result<Value, InventoryError> {
         file: file.to_owned(),
         line: error.line(),
         column: error.column(),
-        message: error
-            .to_string()
-            .split(" at line ")
-            .next()
-            .unwrap_or_default()
-            .to_owned(),
+        message: json::message_of(&error),
     })
 }
 

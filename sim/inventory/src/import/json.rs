@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::{self, Read};
 
+use infercluster_spec::json::message_of;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::error::ImportError;
@@ -85,11 +86,7 @@ fn read<'a>(text: &'a Text<'a>, body: &str, first_line: usize) -> Result<Documen
         let what = if error.is_eof() {
             "the text ends within the document".to_owned()
         } else {
-            let message = error.to_string();
-            format!(
-                "no JSON from here: {}",
-                message.split(" at line ").next().unwrap_or_default()
-            )
+            format!("no JSON from here: {}", message_of(&error))
         };
         break Some((first_line + error.line().saturating_sub(1), what));
     };

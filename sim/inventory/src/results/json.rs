@@ -1,5 +1,6 @@
 //! Results in JSON: one object, a list of them, or one a line.
 
+use infercluster_spec::json;
 use serde_json::{Map, Value};
 
 use super::facts::{self, Fact, Metric};
@@ -22,12 +23,7 @@ pub(super) fn read(file: &str, text: &str) -> Result<Option<ServingResults>, Inv
                 file: file.to_owned(),
                 line: error.line(),
                 column: error.column(),
-                message: error
-                    .to_string()
-                    .split(" at line ")
-                    .next()
-                    .unwrap_or_default()
-                    .to_owned(),
+                message: json::message_of(&error),
             }),
         },
     }
@@ -61,10 +57,7 @@ fn of_lines(text: &str) -> Option<ServingResults> {
             Ok(object) => objects.push(object),
             Err(error) => problems.push(Loss {
                 line,
-                what: format!(
-                    "the line is no JSON object: {}",
-                    error.to_string().split(" at line ").next().unwrap_or_default()
-                ),
+                what: format!("the line is no JSON object: {}", json::message_of(&error)),
             }),
         }
     }
